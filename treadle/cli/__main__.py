@@ -1,0 +1,5 @@
+"""``python -m treadle.cli``."""
+
+from treadle.cli.main import main
+
+main()

@@ -1,0 +1,109 @@
+"""``treadle chat``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.main import config_option, model_argument, settings
+from treadle.config import Config
+
+if TYPE_CHECKING:
+    from treadle import LLM
+    from treadle.core import SamplingParams
+
+_HELP = "/clear forgets the conversation, /bye ends (so does Ctrl-D), Ctrl-C stops an answer."
+
+
+@click.command()
+@model_argument
+@click.option("--system", metavar="TEXT", help="System prompt that opens the conversation.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0: greedy.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer. Default: until the context is full.")
+@click.option("--seed", type=int, help="Makes answers repeatable.")
+@settings("threads", "context")
+@config_option
+def command(
+    model: str | None,
+    system: str | None,
+    temperature: float,
+    top_p: float,
+    max_tokens: int | None,
+    seed: int | None,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """Talk to a model in the terminal.
+
+    MODEL is a .gguf file or a name known to `treadle list`; without it the built-in SmolLM2-135M-Instruct answers.
+    The conversation so far is part of every question.
+
+    \b
+    /clear     forget the conversation
+    /bye       end (so does Ctrl-D)
+    Ctrl-C     stop the answer being written; at the prompt, clear the line
+
+    Questions may also come from a pipe, one a line:
+
+    \b
+    echo "What is the capital of France?" | treadle chat
+    """
+    config = Config.load({**flags, "model": model}, file=config_file)
+    from treadle import LLM, SamplingParams
+
+    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    opening = [{"role": "system", "content": system}] if system else []
+    with LLM(config.model, threads=config.threads, context=config.context) as llm:
+        if sys.stdin.isatty():
+            click.echo(_HELP, err=True)
+        _converse(llm, params, opening)
+
+
+def _converse(llm: LLM, params: SamplingParams, opening: list[dict[str, str]]) -> None:
+    messages = list(opening)
+    while True:
+        try:
+            question = _ask()
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            continue
+        if question is None or question == "/bye":
+            return
+        if question == "/clear":
+            messages = list(opening)
+            click.echo("Conversation forgotten.", err=True)
+        elif question.startswith("/"):
+            click.echo(f"Unknown command {question.split()[0]}. {_HELP}", err=True)
+        elif question:
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": _answer(llm, params, messages)})
+
+
+def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]]) -> str:
+    """Stream one answer to the terminal; Ctrl-C keeps what was written so far."""
+    pieces: list[str] = []
+    stream = llm.chat(messages, params, stream=True)
+    with contextlib.closing(stream), contextlib.suppress(KeyboardInterrupt):
+        for piece in stream:
+            pieces.append(piece)
+            click.echo(piece, nl=False)
+    click.echo()
+    return "".join(pieces)
+
+
+def _ask() -> str | None:
+    """One line from the user, stripped; None at the end of the input."""
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (gives input() history and editing)
+        try:
+            return input(">>> ").strip()
+        except EOFError:
+            click.echo()
+            return None
+    line = sys.stdin.readline()
+    return line.strip() if line else None

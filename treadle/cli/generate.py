@@ -1,0 +1,64 @@
+"""``treadle generate``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from treadle.cli.main import config_option, model_argument, settings
+from treadle.config import Config
+from treadle.core import TreadleError
+
+
+@click.command()
+@model_argument
+@click.option("--prompt", "-p", "prompts", multiple=True, metavar="TEXT", help="Text to continue; - reads stdin.")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest continuation.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0: greedy.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True)
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Repeat for several.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt with counts and times.")
+@settings("threads", "context")
+@config_option
+def command(
+    model: str | None,
+    prompts: tuple[str, ...],
+    as_json: bool,
+    config_file: str | None,
+    threads: str | None,
+    context: str | None,
+    **sampling: Any,
+) -> None:
+    """Continue a text, without a chat template.
+
+    Several --prompt options run together as one batch; their continuations are printed in order.
+
+    \b
+    treadle generate --prompt "Once upon a time" --max-tokens 64
+    treadle generate model.gguf --prompt - --json < prompt.txt
+    """
+    if not prompts:
+        raise click.UsageError("give a text with --prompt")
+    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    if not all(texts):
+        raise TreadleError("--prompt is empty; give at least one character to continue")
+    config = Config.load({"model": model, "threads": threads, "context": context}, file=config_file)
+    import msgspec
+
+    from treadle import LLM, SamplingParams
+
+    with LLM(config.model, threads=config.threads, context=config.context) as llm:
+        for result in llm.generate(texts, SamplingParams(**sampling)):
+            if as_json:
+                record = {
+                    "text": result.text,
+                    "finish_reason": result.finish_reason,
+                    "usage": result.usage,
+                    "timing": result.timing,
+                }
+                click.echo(msgspec.json.encode(record).decode())
+            else:
+                click.echo(result.text)

@@ -1,0 +1,65 @@
+"""Reading a request body: bounded in size and depth, valid UTF-8, valid JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from treadle.server.errors import ApiError
+
+MAX_DEPTH = 32
+
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+_ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+async def read_json(request: Request, limit: int) -> Any:
+    """The decoded body. Raises ApiError 413 beyond ``limit`` bytes and 400 for what is not JSON text."""
+    return parse_json(await _read(request, limit))
+
+
+def parse_json(raw: bytes) -> Any:
+    """Strict JSON: no NaN, no lone surrogates, no NUL characters, at most ``MAX_DEPTH`` levels."""
+    if not raw.strip():
+        raise ApiError(400, "the body is empty; send a JSON object", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
+        raise ApiError(400, f"the JSON body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+    if b"\\u0000" in raw and _ESCAPED_NUL.search(raw):
+        raise ApiError(400, "the body holds the character U+0000, which no text needs; remove it", code="invalid_json")
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}", code="invalid_json") from None
+
+
+def _depth(raw: bytes) -> int:
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(raw):
+        match match[0]:
+            case b"[" | b"{":
+                depth += 1
+                deepest = max(deepest, depth)
+            case b"]" | b"}":
+                depth -= 1
+    return deepest
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise too_large
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ApiError(400, "the body ended early", code="invalid_json") from None
+    return b"".join(chunks)

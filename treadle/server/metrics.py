@@ -1,0 +1,82 @@
+"""Prometheus metrics of the HTTP side. The engine's own numbers are read from its client at each scrape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_INTERVALS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
+
+
+class Metrics:
+    """Counters and histograms in a registry of their own, so that two servers in one process do not meet."""
+
+    def __init__(self, engine_stats: Callable[[], Mapping[str, float]]) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "treadle_http_requests", "Finished HTTP requests.", ["route", "status"], registry=self.registry
+        )
+        self.running = Gauge(
+            "treadle_requests_running", "Generation requests being answered, queued ones included.",
+            registry=self.registry,
+        )  # fmt: skip
+        tokens = Counter("treadle_tokens", "Tokens by kind.", ["kind"], registry=self.registry)
+        self.prompt_tokens = tokens.labels("prompt")
+        self.cached_tokens = tokens.labels("cached")
+        self.completion_tokens = tokens.labels("completion")
+        self.ttft = Histogram(
+            "treadle_ttft_seconds", "Time to first token.", buckets=_SECONDS, registry=self.registry
+        )
+        self.itl = Histogram(
+            "treadle_itl_seconds", "Inter-token latency.", buckets=_INTERVALS, registry=self.registry
+        )
+        self.e2e = Histogram(
+            "treadle_e2e_seconds", "Whole generation request.", buckets=_SECONDS, registry=self.registry
+        )
+        self.registry.register(_EngineStats(engine_stats))
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)
+
+    def clock(self) -> Clock:
+        """Start measuring one generation request."""
+        return Clock(self)
+
+
+class Clock:
+    """Times of one generation request: call ``tokens`` for each output, use it as a context manager around it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._start = self._last = time.perf_counter()
+        self._observe = metrics.ttft.observe
+
+    def __enter__(self) -> Clock:
+        self._metrics.running.inc()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.running.dec()
+        self._metrics.e2e.observe(time.perf_counter() - self._start)
+
+    def tokens(self) -> None:
+        """One output arrived."""
+        now = time.perf_counter()
+        self._observe(now - self._last)
+        self._observe = self._metrics.itl.observe
+        self._last = now
+
+
+class _EngineStats(Collector):
+    def __init__(self, stats: Callable[[], Mapping[str, float]]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, value in self._stats().items():
+            yield GaugeMetricFamily(f"treadle_engine_{name}", f"Engine: {name.replace('_', ' ')}.", value=value)

@@ -1,0 +1,93 @@
+"""What surrounds every route: request ids, cross-origin rules, and an answer for every exception.
+
+Plain ASGI, because Starlette's BaseHTTPMiddleware would put a queue between each streamed token and the socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from treadle.server.errors import ApiError
+
+log = logging.getLogger("treadle.server")
+
+_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+
+
+class RequestIds:
+    """Gives each request an id (``state["request_id"]``, header ``X-Request-Id``), or keeps the one it came with.
+
+    Also the last place that sees an exception: it is logged with the id, and answered with a 500 that says no more.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        valid = 0 < len(given) <= 128 and _ID_CHARACTERS.issuperset(given)
+        request_id = given if valid else secrets.token_hex(16)
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
+            if started:
+                raise
+            message = f"the server failed on this request; its log has the details under {request_id}"
+            await ApiError(500, message, code="internal_error").response()(scope, receive, send_with_id)
+
+
+class Cors:
+    """Cross-origin rules. Without configured origins no header is ever added, so browsers allow same-origin only.
+
+    A listed origin is reflected on preflights, answers, streams and errors alike. Credentials (cookies) are never
+    allowed: the API knows keys only.
+    """
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        self.app = app
+        self.origins = frozenset(origin.rstrip("/") for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        origin = headers.get("origin")
+        if origin is None or not ("*" in self.origins or origin in self.origins):
+            await self.app(scope, receive, send)
+            return
+        reflected = "*" if "*" in self.origins else origin
+
+        async def send_with_origin(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                out = MutableHeaders(scope=message)
+                out["Access-Control-Allow-Origin"] = reflected
+                out["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+                out.add_vary_header("Origin")
+            await send(message)
+
+        if scope["method"] == "OPTIONS":
+            preflight = {
+                "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+                "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "authorization"),
+                "Access-Control-Max-Age": "600",
+            }
+            await Response(status_code=204, headers=preflight)(scope, receive, send_with_origin)
+        else:
+            await self.app(scope, receive, send_with_origin)

@@ -1,0 +1,232 @@
+"""What request bodies may hold. Everything is checked; nothing is coerced, and nothing unknown is ignored.
+
+The models here also produce the OpenAPI document, so that it says what the server does. References: the OpenAI API
+for the standard fields, vLLM's OpenAI-compatible server for the extra ones.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+
+from treadle.server.errors import ApiError
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Strict(BaseModel):
+    """Base of all bodies: JSON types must match exactly and unknown fields are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+
+def _tag(value: Any) -> str:
+    return "<text>" if isinstance(value, str) else "<list>"
+
+
+class TextPart(Strict):
+    """One piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(_tag)]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+Stop = Annotated[
+    Annotated[StopText, Tag("<text>")] | Annotated[list[StopText], Field(max_length=4), Tag("<list>")],
+    Discriminator(_tag),
+]
+
+
+class FunctionCall(Strict):
+    """The function of a past tool call; ``arguments`` is JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A tool call that the assistant made earlier in the conversation."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Strict):
+    """One turn. The fields that must be null are those that clients copy from answers of other models."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class StreamOptions(Strict):
+    """``include_usage`` adds one last chunk with the token counts."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Sampling(Strict):
+    """Fields of both completion calls."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: Stop | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    # extensions of vLLM
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    # accepted because they cannot change the answer
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class ChatBody(Sampling):
+    """``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``; both limit reasoning + answer."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_format: Literal["auto", "none"] | None = None
+
+
+class CompletionBody(Sampling):
+    """``POST /v1/completions``. ``prompt``: a text, token ids, or a list of either. ``max_tokens`` defaults to 16."""
+
+    prompt: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[list[str | Token | list[Token]], Tag("<list>")],
+        Discriminator(_tag),
+        Field(min_length=1),
+    ]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+
+
+class TokenizeBody(Strict):
+    """``POST /tokenize``: exactly one of ``prompt`` and ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Strict):
+    """``POST /detokenize``: token ids to text, special tokens included."""
+
+    model: str | None = None
+    tokens: list[Token]
+
+
+# Fields of the OpenAI and vLLM APIs that this server does not offer, with the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "bad_words": ([],),
+    "functions": (),
+    "function_call": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1.0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+Body = TypeVar("Body", bound=Strict)
+
+
+def validate(kind: type[Body], raw: Any) -> Body:
+    """``raw`` (decoded JSON) as a ``kind``. Raises ApiError 400 for the first field that is wrong."""
+    if not isinstance(raw, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {_shown(raw)}")
+    fields = {}
+    for name, value in raw.items():
+        if name in kind.model_fields or name not in UNSUPPORTED:
+            fields[name] = value
+        elif value is not None and value not in UNSUPPORTED[name]:
+            message = f"{name} is not supported by this server; remove it"
+            raise ApiError(400, message, param=name, code="unsupported_parameter")
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _explain(kind, error) from None
+
+
+def _explain(kind: type[Strict], error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False)[0]
+    loc = [part for part in first["loc"] if isinstance(part, int) or not part.startswith("<")]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    param = str(loc[0]) if loc else None
+    match first["type"]:
+        case "missing":
+            message = f"{path} is required"
+        case "extra_forbidden":
+            allowed = f"; allowed: {', '.join(kind.model_fields)}" if len(loc) == 1 else ""
+            message = f"{path} is not a known field here{allowed}"
+            return ApiError(400, message, param=param, code="unknown_parameter")
+        case _:
+            text = first["msg"].removeprefix("Input should be ").removeprefix("Value should ")
+            message = f"{path}: must be {text}; got {_shown(first['input'])}"
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def _shown(value: Any) -> str:
+    """A short form of a wrong value, so that a large body does not come back in the error."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else f"an array of {len(value)}"
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."
