@@ -24,7 +24,9 @@ class BlockType:
     id: int  # enum ggml_type
     values: int  # per block
     nbytes: int  # per block
-    make_valid: Callable[[Bytes, float, np.random.Generator], None]  # (blocks of random bytes, deviation, rng)
+    make_valid: Callable[
+        [Bytes, float, np.random.Generator], None
+    ]  # (blocks of random bytes, deviation, rng)
 
     def random(self, blocks: int, deviation: float, rng: np.random.Generator) -> Bytes:
         """``blocks`` blocks as uint8[blocks, nbytes] whose values have about this standard deviation."""

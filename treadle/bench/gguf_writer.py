@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class GgufWriter:
             raise ValueError(f"{info.name}: {written} bytes written, {info.nbytes} announced")
         _pad(self._file)
 
-    def __enter__(self) -> GgufWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

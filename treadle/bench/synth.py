@@ -214,7 +214,10 @@ def _metadata(shape: Shape, quant: str) -> dict[str, Value]:
     if arch == "llama":
         metadata |= {"llama.vocab_size": shape.vocab, "llama.rope.dimension_count": shape.head_dim}
     if arch == "qwen3":
-        metadata |= {"qwen3.attention.key_length": shape.head_dim, "qwen3.attention.value_length": shape.head_dim}
+        metadata |= {
+            "qwen3.attention.key_length": shape.head_dim,
+            "qwen3.attention.value_length": shape.head_dim,
+        }
     metadata |= {"general.quantization_version": 2, "general.file_type": MIXTURES[quant.upper()].file_type}
     return metadata | tokenizer_metadata(shape)
 
@@ -227,7 +230,8 @@ def write_synthetic(shape: Shape, quant: str, path: Path, seed: int = 0) -> int:
     tensors = plan_tensors(shape, quant)
     rng = np.random.Generator(np.random.SFC64(seed))
     infos = [
-        TensorInfo(t.name, (t.cols,) if t.rows == 1 else (t.cols, t.rows), t.block.id, t.nbytes) for t in tensors
+        TensorInfo(t.name, (t.cols,) if t.rows == 1 else (t.cols, t.rows), t.block.id, t.nbytes)
+        for t in tensors
     ]
     partial = path.with_name(path.name + ".part")
     try:

@@ -48,8 +48,15 @@ _SPECIALS: dict[Family, _Specials] = {
     "deepseek-r1-qwen": _Specials(
         "deepseek-r1-qwen",
         151643,
-        ("<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜begin▁of▁sentence｜>", "<|EOT|>", "<think>",
-         "</think>"),  # fmt: skip
+        (
+            "<｜end▁of▁sentence｜>",
+            "<｜User｜>",
+            "<｜Assistant｜>",
+            "<｜begin▁of▁sentence｜>",
+            "<|EOT|>",
+            "<think>",
+            "</think>",
+        ),  # fmt: skip
         "<｜begin▁of▁sentence｜>",
         "<｜end▁of▁sentence｜>",
         _R1_TEMPLATE,
@@ -65,14 +72,23 @@ _SPECIALS: dict[Family, _Specials] = {
         _LLAMA3_TEMPLATE,
     ),
     "smollm2": _Specials(
-        "smollm", 0, ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), "<|im_start|>", "<|im_end|>", _CHATML_TEMPLATE
+        "smollm",
+        0,
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        "<|im_start|>",
+        "<|im_end|>",
+        _CHATML_TEMPLATE,
     ),
 }
 
 
 def _byte_characters() -> list[str]:
     """GPT-2's printable stand-in for each byte 0..255."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = iter(range(256, 512))
     stand_in = {byte: chr(byte) for byte in printable}
     return [stand_in.get(byte) or chr(next(others)) for byte in range(256)]

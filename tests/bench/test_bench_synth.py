@@ -45,7 +45,11 @@ def test_metadata_of_every_family(tmp_path: Path, family: str) -> None:
     assert fields[f"{arch}.attention.head_count_kv"] == 2
     tokens = fields["tokenizer.ggml.tokens"]
     assert len(tokens) == len(set(tokens)) == 512
-    assert tokens[fields["tokenizer.ggml.eos_token_id"]] in ("<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>")
+    assert tokens[fields["tokenizer.ggml.eos_token_id"]] in (
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<｜end▁of▁sentence｜>",
+    )
     for merge in fields["tokenizer.ggml.merges"]:
         left, right = merge.split(" ")
         assert {left, right, left + right} <= set(tokens)
@@ -53,7 +57,9 @@ def test_metadata_of_every_family(tmp_path: Path, family: str) -> None:
 
 def test_mixture_equals_a_real_q4_k_m_file() -> None:
     """Types in DeepSeek-R1-Distill-Qwen-7B-Q4_K_M.gguf as published."""
-    types = {tensor.name: tensor.block.name for tensor in plan_tensors(find_shape("r1-distill-qwen-7b"), "q4_k_m")}
+    types = {
+        tensor.name: tensor.block.name for tensor in plan_tensors(find_shape("r1-distill-qwen-7b"), "q4_k_m")
+    }
     larger = [layer for layer in range(28) if types[f"blk.{layer}.ffn_down.weight"] == "Q6_K"]
     assert larger == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]
     assert larger == [layer for layer in range(28) if types[f"blk.{layer}.attn_v.weight"] == "Q6_K"]

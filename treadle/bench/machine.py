@@ -1,0 +1,135 @@
+"""What the machine can do at most: read bandwidth and arithmetic peaks, measured now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from treadle import _native
+from treadle.bench.report import Summary, markdown_table, summarise
+
+READ_BYTES = 512 << 20  # at least this; four times the last-level cache where that is more
+
+
+class Bandwidth(msgspec.Struct, frozen=True):
+    """Read bandwidth in GB/s (1e9 bytes) with this many threads."""
+
+    threads: int
+    gb_per_s: Summary
+
+
+class Peak(msgspec.Struct, frozen=True):
+    """Arithmetic peak in 1e9 operations/s; a multiply-add counts as two."""
+
+    isa: str
+    type: str  # int8, bf16 or f32
+    threads: int
+    gop_per_s: Summary
+
+
+class MachineReport(msgspec.Struct, frozen=True):
+    """Everything ``treadle bench machine`` measures."""
+
+    cpu: str
+    cpus: list[int]
+    load_before: float  # 1-minute load average when the measurement started
+    bandwidth: list[Bandwidth]
+    peaks: list[Peak]
+
+    def best_bandwidth(self) -> float:
+        """Bytes per second at the best thread count."""
+        return 1e9 * max(entry.gb_per_s.median for entry in self.bandwidth)
+
+    def best_peak(self, kind: str) -> float:
+        """Operations per second of number type ``kind`` with all threads; 0.0 when nothing computes it."""
+        return 1e9 * max((p.gop_per_s.median for p in self.peaks if p.type == kind), default=0.0)
+
+
+def usable_cpus() -> list[int]:
+    """Logical CPU ids this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def cpu_model() -> str:
+    """The kernel's name of the processor, or "unknown"."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return "unknown"
+
+
+def thread_counts(most: int) -> list[int]:
+    """1, 2, 3, 4, then steps of half an octave up to and including ``most``."""
+    counts = {most}
+    for power in range(most.bit_length()):
+        counts |= {1 << power, 3 << power}
+    return sorted(count for count in counts if count <= most)
+
+
+def _last_level_cache() -> int:
+    """Bytes of the largest cache of CPU 0, 0 when the kernel does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    largest = 0
+    base = "/sys/devices/system/cpu/cpu0/cache"
+    if not os.path.isdir(base):
+        return 0
+    for entry in os.listdir(base):
+        path = f"{base}/{entry}/size"
+        if os.path.exists(path):
+            with open(path, encoding="ascii") as file:
+                text = file.read().strip()
+            largest = max(largest, int(text[:-1]) * units.get(text[-1], 1))
+    return largest
+
+
+def measure_bandwidth(cpus: Sequence[int], counts: Sequence[int], passes: int = 9) -> list[Bandwidth]:
+    """Read bandwidth with the first n of ``cpus`` for each n in ``counts``."""
+    size = max(READ_BYTES, 4 * _last_level_cache())
+    found = []
+    for threads in counts:
+        seconds = _native.bench_read(_native.Pool(threads, list(cpus[:threads])), size, passes)
+        found.append(Bandwidth(threads, summarise([size / 1e9 / s for s in seconds])))
+    return found
+
+
+def measure_peaks(
+    cpus: Sequence[int], counts: Sequence[int], seconds: float = 0.1, repeats: int = 5
+) -> list[Peak]:
+    """Every arithmetic peak of this CPU with each number of threads; about ``seconds`` per repeat."""
+    found = []
+    for threads in counts:
+        pool = _native.Pool(threads, list(cpus[:threads]))
+        for isa, kind in _native.bench_peaks():
+            rates = _native.bench_peak(pool, isa, kind, seconds, repeats)
+            found.append(Peak(isa, kind, threads, summarise([rate / 1e9 for rate in rates])))
+    return found
+
+
+def measure_machine(threads: int | None = None, seconds: float = 0.1, passes: int = 9) -> MachineReport:
+    """Bandwidth with 1..``threads`` threads, peaks with one and with all; default: every usable CPU."""
+    cpus = usable_cpus()
+    most = min(threads or len(cpus), len(cpus))
+    load = os.getloadavg()[0]
+    return MachineReport(
+        cpu=cpu_model(),
+        cpus=cpus,
+        load_before=load,
+        bandwidth=measure_bandwidth(cpus, thread_counts(most), passes),
+        peaks=measure_peaks(cpus, sorted({1, most}), seconds),
+    )
+
+
+def machine_table(report: MachineReport) -> str:
+    """Two Markdown tables: bandwidth by threads, peaks by ISA, type and threads."""
+    bandwidth = [(entry.threads, entry.gb_per_s) for entry in report.bandwidth]
+    peaks = [(f"{p.isa} {p.type}", p.threads, p.gop_per_s) for p in report.peaks]
+    return "\n\n".join(
+        [
+            f"{report.cpu}, {len(report.cpus)} usable CPUs",
+            markdown_table(["threads", "read GB/s"], bandwidth),
+            markdown_table(["peak", "threads", "GOP/s"], peaks),
+        ]
+    )
