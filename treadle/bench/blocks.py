@@ -57,8 +57,7 @@ def _float(bits: int, mantissa: int) -> Callable[[Bytes, float, np.random.Genera
 
 def _scales(count: int, scale: float, rng: np.random.Generator) -> NDArray[np.float16]:
     """``count`` positive float16 numbers within 25 % of ``scale``."""
-    choices = np.linspace(0.75 * scale, 1.25 * scale, 64).astype(np.float16)
-    return choices[rng.integers(0, 64, count, np.uint8)]
+    return (scale * rng.uniform(0.75, 1.25, count)).astype(np.float16)
 
 
 def _put(blocks: Bytes, offset: int, values: NDArray[np.float16]) -> None:

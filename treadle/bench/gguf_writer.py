@@ -75,7 +75,7 @@ class GgufWriter:
         info = next(self._expected)
         written = 0
         for chunk in chunks:
-            self._file.write(memoryview(chunk).cast("B"))
+            self._file.write(chunk.tobytes())
             written += chunk.nbytes
         if written != info.nbytes:
             raise ValueError(f"{info.name}: {written} bytes written, {info.nbytes} announced")

@@ -56,7 +56,7 @@ _SPECIALS: dict[Family, _Specials] = {
             "<|EOT|>",
             "<think>",
             "</think>",
-        ),  # fmt: skip
+        ),
         "<｜begin▁of▁sentence｜>",
         "<｜end▁of▁sentence｜>",
         _R1_TEMPLATE,
