@@ -20,19 +20,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_of(Pool& pool, const PeakKernel& kernel, int64_t iterations) {
+double seconds_of(Pool &pool, const PeakKernel &kernel, int64_t iterations) {
     const auto start = Clock::now();
     pool.run([&](int) { kernel.run(iterations); });
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 // Operations per second of the whole pool, once per repeat of about `seconds`.
-std::vector<double> measure_peak(Pool& pool, const std::string& isa, const std::string& type, double seconds,
+std::vector<double> measure_peak(Pool &pool, const std::string &isa, const std::string &type, double seconds,
                                  int repeats) {
-    for (const PeakKernel& kernel : peak_kernels()) {
-        if (isa_name(kernel.isa) != isa || kernel.type != type) continue;
+    for (const PeakKernel &kernel : peak_kernels()) {
+        if (isa_name(kernel.isa) != isa || kernel.type != type)
+            continue;
         int64_t iterations = 1000;
-        while (seconds_of(pool, kernel, iterations) < seconds / 2) iterations *= 2;
+        while (seconds_of(pool, kernel, iterations) < seconds / 2)
+            iterations *= 2;
         std::vector<double> rates;
         for (int i = 0; i < repeats; ++i) {
             rates.push_back(static_cast<double>(pool.size() * iterations * kernel.operations) /
@@ -43,17 +45,18 @@ std::vector<double> measure_peak(Pool& pool, const std::string& isa, const std::
     throw std::invalid_argument("no " + type + " peak for ISA " + isa + " on this CPU; see bench_peaks()");
 }
 
-}  // namespace
+} // namespace
 
-void bind_bench(nb::module_& m) {
+void bind_bench(nb::module_ &m) {
     m.def(
         "bench_peaks",
         [] {
             std::vector<std::pair<std::string, std::string>> found;
-            for (const PeakKernel& kernel : peak_kernels()) found.emplace_back(isa_name(kernel.isa), kernel.type);
+            for (const PeakKernel &kernel : peak_kernels())
+                found.emplace_back(isa_name(kernel.isa), kernel.type);
             return found;
         },
-        "(ISA, number type) pairs that bench_peak accepts on this CPU.");
+        "(ISA, number type) pairs that bench_peak accepts on this CPU, none above TREADLE_ISA.");
     m.def("bench_peak", &measure_peak, nb::arg("pool"), nb::arg("isa"), nb::arg("type"), nb::arg("seconds"),
           nb::arg("repeats"), nb::call_guard<nb::gil_scoped_release>(),
           "Operations per second (a multiply-add counts as two) of all workers together, once per repeat.");
@@ -62,4 +65,4 @@ void bind_bench(nb::module_& m) {
           "Seconds of each pass of reading `bytes` (rounded up to 1 MiB) of memory with all workers.");
 }
 
-}  // namespace treadle
+} // namespace treadle

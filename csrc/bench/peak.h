@@ -10,12 +10,12 @@ namespace treadle {
 
 struct PeakKernel {
     Isa isa;
-    const char* type;               // "int8", "bf16" or "f32"
-    int64_t operations;             // per iteration; a multiply and an add count as two
+    const char *type;   // "int8", "bf16" or "f32"
+    int64_t operations; // per iteration; a multiply and an add count as two
     void (*run)(int64_t iterations);
 };
 
-// The kernels that run on this CPU, lowest ISA first.
+// The kernels up to the ISA that select_isa() allows, lowest first.
 std::vector<PeakKernel> peak_kernels();
 
 // One per file, so that each is compiled for its own ISA.
@@ -32,4 +32,4 @@ namespace bench_bf16 {
 extern const PeakKernel kBf16;
 }
 
-}  // namespace treadle
+} // namespace treadle
