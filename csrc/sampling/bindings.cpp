@@ -29,14 +29,15 @@ using Top = std::optional<std::vector<std::pair<int32_t, float>>>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 using Logprobs = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 
-uint64_t seed_bits(const std::optional<nb::int_>& seed) {
+uint64_t seed_bits(const std::optional<nb::int_> &seed) {
     if (!seed) {
         std::random_device device;
         return uint64_t{device()} << 32 | device();
     }
     int overflow = 0;
     const long long value = PyLong_AsLongLongAndOverflow(seed->ptr(), &overflow);
-    if (overflow == 0) return static_cast<uint64_t>(value);
+    if (overflow == 0)
+        return static_cast<uint64_t>(value);
     const unsigned long long bits = overflow > 0 ? PyLong_AsUnsignedLongLong(seed->ptr()) : 0;
     if (overflow < 0 || PyErr_Occurred() != nullptr) {
         PyErr_Clear();
@@ -45,10 +46,10 @@ uint64_t seed_bits(const std::optional<nb::int_>& seed) {
     return bits;
 }
 
-void init_state(SamplerState* self, int64_t vocab_size, const Ids& prompt_ids, double temperature, int64_t top_k,
-                double top_p, double min_p, double repetition_penalty, double presence_penalty,
+void init_state(SamplerState *self, int64_t vocab_size, const Ids &prompt_ids, double temperature,
+                int64_t top_k, double top_p, double min_p, double repetition_penalty, double presence_penalty,
                 double frequency_penalty, std::unordered_map<int64_t, double> logit_bias, int64_t min_tokens,
-                Ids stop_ids, std::optional<int64_t> logprobs, const std::optional<nb::int_>& seed) {
+                Ids stop_ids, std::optional<int64_t> logprobs, const std::optional<nb::int_> &seed) {
     const SamplingOptions options{.temperature = temperature,
                                   .top_k = top_k,
                                   .top_p = top_p,
@@ -64,18 +65,19 @@ void init_state(SamplerState* self, int64_t vocab_size, const Ids& prompt_ids, d
     new (self) SamplerState(vocab_size, options, prompt_ids);
 }
 
-template <class Array, class T>
-Array to_numpy(std::vector<T> values) {
-    auto* kept = new std::vector<T>(std::move(values));
-    const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+template <class Array, class T> Array to_numpy(std::vector<T> values) {
+    auto *kept = new std::vector<T>(std::move(values));
+    const nb::capsule owner(kept, [](void *p) noexcept { delete static_cast<std::vector<T> *>(p); });
     return Array(kept->data(), {kept->size()}, owner);
 }
 
-std::tuple<Tokens, Logprobs, std::vector<Top>> sample(Sampler& sampler, const Logits& logits, const Ids& rows,
-                                                      const std::vector<const SamplerState*>& states, Pool* pool) {
+std::tuple<Tokens, Logprobs, std::vector<Top>> sample(Sampler &sampler, const Logits &logits, const Ids &rows,
+                                                      const std::vector<const SamplerState *> &states,
+                                                      Pool *pool) {
     if (static_cast<int64_t>(logits.shape(1)) != sampler.vocab_size())
-        throw nb::value_error(("logits have " + std::to_string(logits.shape(1)) + " columns, but the vocabulary has " +
-                               std::to_string(sampler.vocab_size()) + " tokens")
+        throw nb::value_error(("logits have " + std::to_string(logits.shape(1)) +
+                               " columns, but the vocabulary has " + std::to_string(sampler.vocab_size()) +
+                               " tokens")
                                   .c_str());
     if (rows.size() != states.size())
         throw nb::value_error((std::to_string(rows.size()) + " rows and " + std::to_string(states.size()) +
@@ -87,7 +89,8 @@ std::tuple<Tokens, Logprobs, std::vector<Top>> sample(Sampler& sampler, const Lo
             throw nb::value_error(("row " + std::to_string(rows[i]) + " was asked for, but logits have " +
                                    std::to_string(logits.shape(0)) + " rows")
                                       .c_str());
-        if (states[i] == nullptr) throw nb::type_error("states must be SamplerState objects, not None");
+        if (states[i] == nullptr)
+            throw nb::type_error("states must be SamplerState objects, not None");
         picks.push_back({logits.data() + rows[i] * sampler.vocab_size(), states[i]});
     }
     std::vector<Choice> choices;
@@ -107,20 +110,20 @@ std::tuple<Tokens, Logprobs, std::vector<Top>> sample(Sampler& sampler, const Lo
 }
 
 // NoTokenLeft carries the indices of its picks as an attribute, which nb::exception cannot.
-void bind_no_token_left(nb::module_& m) {
-    const auto type = nb::steal<nb::object>(
-        PyErr_NewExceptionWithDoc("treadle._native.NoTokenLeft",
-                                  "Nothing is left to choose from for some picks of a batch: every logit is -inf or "
-                                  "NaN, or mask and min_tokens\nleave none. `picks` (list[int]) are their indices; the "
-                                  "states are unchanged, so the others may be sampled again.",
-                                  PyExc_ValueError, nullptr));
+void bind_no_token_left(nb::module_ &m) {
+    const auto type = nb::steal<nb::object>(PyErr_NewExceptionWithDoc(
+        "treadle._native.NoTokenLeft",
+        "Nothing is left to choose from for some picks of a batch: every logit is -inf or NaN,\n"
+        "or mask and min_tokens leave none. `picks` (list[int]) are their indices; the states are\n"
+        "unchanged, so the others may be sampled again.",
+        PyExc_ValueError, nullptr));
     m.attr("NoTokenLeft") = type;
     nb::register_exception_translator(
-        [](const std::exception_ptr& raised, void* type_pointer) {
+        [](const std::exception_ptr &raised, void *type_pointer) {
             try {
                 std::rethrow_exception(raised);
-            } catch (const NoTokenLeft& error) {
-                const nb::handle kind(static_cast<PyObject*>(type_pointer));
+            } catch (const NoTokenLeft &error) {
+                const nb::handle kind(static_cast<PyObject *>(type_pointer));
                 const nb::object exception = kind(error.what());
                 exception.attr("picks") = error.picks();
                 PyErr_SetObject(kind.ptr(), exception.ptr());
@@ -129,51 +132,54 @@ void bind_no_token_left(nb::module_& m) {
         type.ptr());
 }
 
-}  // namespace
+} // namespace
 
-void bind_sampling(nb::module_& m) {
+void bind_sampling(nb::module_ &m) {
     bind_no_token_left(m);
 
-    nb::class_<SamplerState>(m, "SamplerState",
-                             "What one request brings to the choice of its next token: parameters (named and meant as "
-                             "in treadle.core.SamplingParams),\ntoken counts, grammar mask and random numbers. Not "
-                             "thread-safe.")
+    nb::class_<SamplerState>(
+        m, "SamplerState",
+        "What one request brings to the choice of its next token: parameters (named and meant as\n"
+        "in treadle.core.SamplingParams), token counts, grammar mask and random numbers. Not\n"
+        "thread-safe.")
         .def("__init__", &init_state, nb::arg("vocab_size"), nb::kw_only(), nb::arg("prompt_ids") = Ids{},
-             nb::arg("temperature") = 1.0, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0,
-             nb::arg("repetition_penalty") = 1.0, nb::arg("presence_penalty") = 0.0,
-             nb::arg("frequency_penalty") = 0.0, nb::arg("logit_bias") = std::unordered_map<int64_t, double>{},
-             nb::arg("min_tokens") = 0, nb::arg("stop_ids") = Ids{}, nb::arg("logprobs") = nb::none(),
-             nb::arg("seed") = nb::none(),
-             "`prompt_ids` count for the repetition penalty; `stop_ids` (end of text and stop ids) are suppressed "
-             "before `min_tokens`\naccepted tokens. `seed`: any 64-bit integer; None draws one from the system. "
-             "ValueError names a parameter out of range.")
+             nb::arg("temperature") = 1.0, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0,
+             nb::arg("min_p") = 0.0, nb::arg("repetition_penalty") = 1.0, nb::arg("presence_penalty") = 0.0,
+             nb::arg("frequency_penalty") = 0.0,
+             nb::arg("logit_bias") = std::unordered_map<int64_t, double>{}, nb::arg("min_tokens") = 0,
+             nb::arg("stop_ids") = Ids{}, nb::arg("logprobs") = nb::none(), nb::arg("seed") = nb::none(),
+             "`prompt_ids` count for the repetition penalty; `stop_ids` (end of text and stop ids) are\n"
+             "suppressed before `min_tokens` accepted tokens. `seed`: any 64-bit integer; None draws one\n"
+             "from the system. ValueError names a parameter out of range.")
         .def("accept", &SamplerState::accept, nb::arg("token"),
              "Appends one output token: penalties count it, the next draw takes the next random number.")
         .def(
             "set_mask",
-            [](SamplerState& self, const MaskWords& words) { self.set_mask({words.data(), words.shape(0)}); },
+            [](SamplerState &self, const MaskWords &words) { self.set_mask({words.data(), words.shape(0)}); },
             nb::arg("words").noconvert(),
-            "Allows only ids whose bit is set (bit id % 32 of word id // 32, as llguidance writes them). Copied; stays "
-            "until\nreplaced or cleared. `words`: uint32 or int32 [(vocab_size + 31) // 32].")
+            "Allows only ids whose bit is set (bit id % 32 of word id // 32, as llguidance writes them).\n"
+            "Copied; stays until replaced or cleared. `words`: uint32 or int32 [(vocab_size + 31) // 32].")
         .def(
             "set_mask",
-            [](SamplerState& self, const SignedMaskWords& words) {
-                self.set_mask({reinterpret_cast<const uint32_t*>(words.data()), words.shape(0)});
+            [](SamplerState &self, const SignedMaskWords &words) {
+                self.set_mask({reinterpret_cast<const uint32_t *>(words.data()), words.shape(0)});
             },
             nb::arg("words").noconvert())
         .def("clear_mask", &SamplerState::clear_mask, "Allows all ids again.")
         .def_prop_ro("output_tokens", &SamplerState::output_tokens, "Number of accepted tokens.");
 
-    nb::class_<Sampler>(m, "Sampler", "Chooses tokens from logits. Holds buffers only; one serves a whole engine.")
+    nb::class_<Sampler>(m, "Sampler",
+                        "Chooses tokens from logits. Holds buffers only; one serves a whole engine.")
         .def(nb::init<int64_t>(), nb::arg("vocab_size"))
         .def("sample", &sample, nb::arg("logits").noconvert(), nb::arg("rows"), nb::arg("states"),
              nb::arg("pool") = nb::none(),
-             "Chooses one token per state: state i reads row rows[i] of logits (float32 [R, vocab_size], C order, only "
-             "read); several\nstates may share a row. Returns tokens int32 [n], log-probabilities float32 [n] and, per "
-             "state, the most likely\n(id, log-probability) pairs. Log-probabilities are of the raw logits; states "
-             "made without `logprobs` get NaN and None.\nStates are not changed. Results depend on neither pool nor "
-             "neighbours. Releases the GIL. NaN counts as -inf, +inf as\nthe largest float. NoTokenLeft when nothing "
-             "can be chosen; ValueError for shapes or rows that do not fit.");
+             "Chooses one token per state: state i reads row rows[i] of logits (float32 [R, vocab_size],\n"
+             "C order, only read); several states may share a row. Returns tokens int32 [n],\n"
+             "log-probabilities float32 [n] and, per state, the most likely (id, log-probability) pairs.\n"
+             "Log-probabilities are of the raw logits; states made without `logprobs` get NaN and None.\n"
+             "States are not changed. Results depend on neither pool nor neighbours. Releases the GIL.\n"
+             "NaN counts as -inf, +inf as the largest float. NoTokenLeft when nothing can be chosen;\n"
+             "ValueError for shapes or rows that do not fit.");
 }
 
-}  // namespace treadle
+} // namespace treadle

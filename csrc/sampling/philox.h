@@ -1,5 +1,6 @@
-// Philox4x32-10, a counter-based random generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3", SC 2011. A draw is a pure function of (seed, position), so it depends on no thread, neighbour or history.
+// Philox4x32-10, a counter-based random generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as
+// easy as 1, 2, 3", SC 2011. A draw is a pure function of (seed, position), so it depends on no thread,
+// neighbour or history.
 #pragma once
 
 #include <array>
@@ -29,4 +30,4 @@ inline double philox_uniform(uint64_t seed, uint64_t position) {
     return static_cast<double>(bits) * 0x1p-53;
 }
 
-}  // namespace treadle
+} // namespace treadle
