@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from treadle import _native
+from treadle.bench.machine import MachineReport
 from treadle.core import TreadleError
 
 # Types whose linear layers run in floating point; all others run as int8 dot products.
@@ -54,6 +55,15 @@ class Limits(msgspec.Struct, frozen=True):
     bytes_per_s: float
     int8_ops_per_s: float
     float_ops_per_s: float  # bf16 where the CPU has it, else f32
+
+
+def limits_of(machine: MachineReport) -> Limits:
+    """The limits that the thread count of ``machine`` allows."""
+    return Limits(
+        bytes_per_s=machine.best_bandwidth(),
+        int8_ops_per_s=machine.best_peak("int8"),
+        float_ops_per_s=machine.best_peak("bf16") or machine.best_peak("f32"),
+    )
 
 
 def model_costs(path: Path) -> tuple[ModelCosts, list[LinearShape]]:

@@ -69,7 +69,7 @@ def thread_counts(most: int) -> list[int]:
     return sorted(count for count in counts if count <= most)
 
 
-def _last_level_cache() -> int:
+def last_level_cache() -> int:
     """Bytes of the largest cache of CPU 0, 0 when the kernel does not say."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     largest = 0
@@ -87,7 +87,7 @@ def _last_level_cache() -> int:
 
 def measure_bandwidth(cpus: Sequence[int], counts: Sequence[int], passes: int = 9) -> list[Bandwidth]:
     """Read bandwidth with the first n of ``cpus`` for each n in ``counts``."""
-    size = max(READ_BYTES, 4 * _last_level_cache())
+    size = max(READ_BYTES, 4 * last_level_cache())
     found = []
     for threads in counts:
         seconds = _native.bench_read(_native.Pool(threads, list(cpus[:threads])), size, passes)

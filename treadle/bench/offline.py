@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from treadle.bench.costs import Limits, ModelCosts
-from treadle.bench.machine import MachineReport
+from treadle.bench.costs import Limits, ModelCosts, limits_of, model_costs
+from treadle.bench.machine import measure_machine
 from treadle.bench.report import Summary, markdown_table, summarise
 from treadle.core import TreadleError
 from treadle.engine.interfaces import StepRunner
@@ -168,13 +169,34 @@ class OfflineBench:
         self._runner.run(tokens, *arrays)
 
 
-def limits_of(machine: MachineReport) -> Limits:
-    """The limits that the thread count of ``machine`` allows."""
-    return Limits(
-        bytes_per_s=machine.best_bandwidth(),
-        int8_ops_per_s=machine.best_peak("int8"),
-        float_ops_per_s=machine.best_peak("bf16") or machine.best_peak("f32"),
+def measure_offline(
+    path: Path, threads: int | None, plan: OfflinePlan, progress: Callable[[Result], None]
+) -> OfflineReport:
+    """Measures the machine, loads the model and runs the plan. ``threads`` None: the runner's own choice."""
+    from treadle.engine.runner import (
+        Runner,  # only here: the cases themselves run on any StepRunner
     )
+
+    costs, _ = model_costs(path)
+    runner = Runner.load(
+        path,
+        threads=threads,
+        context=plan.context_needed(),
+        max_sequences=max([1, *plan.batches]),
+        kv_tokens=plan.tokens_needed(),
+    )
+    limits = limits_of(measure_machine(runner.threads))
+    bench = OfflineBench(runner, costs, limits, KV_BYTES[runner.kv_dtype])
+    results = bench.run(plan, progress)
+    return OfflineReport(model=str(path), threads=runner.threads, limits=limits, costs=costs, results=results)
+
+
+def result_line(result: Result) -> str:
+    """One case in a few words, for progress."""
+    rate = f"{result.tokens_per_s.median:.1f} token/s, {100 * result.share:.0f} % of the limit"
+    if result.case == "prefill":
+        return f"prefill {result.tokens}: {rate}"
+    return f"decode {result.batch} at context {result.tokens}: {rate}"
 
 
 def offline_table(results: Sequence[Result]) -> str:

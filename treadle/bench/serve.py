@@ -313,6 +313,12 @@ async def run_plan(
     return reports
 
 
+def level_line(report: LevelReport) -> str:
+    """One run in a few words, for progress."""
+    load = f"{report.users} users" if report.users is not None else f"{report.rate:g} /s"
+    return f"{load} on {report.url}: {report.output_tokens_per_s:.1f} token/s, {report.errors} errors"
+
+
 def serve_table(reports: Sequence[LevelReport]) -> str:
     """A Markdown table, one line per run; milliseconds are p50 / p99."""
 

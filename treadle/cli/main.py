@@ -25,6 +25,7 @@ COMMANDS = {
     "serve": "serve",
     "pull": "pull",
     "list": "list_models",
+    "bench": "bench",
 }
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,0 +1,216 @@
+"""``treadle bench``: measures the machine, the engine, and any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from treadle.bench.shapes import SHAPES, find_shape
+from treadle.bench.synth import MIXTURES, write_synthetic
+
+
+class Numbers(click.ParamType[tuple[Any, ...]]):
+    """``1,4,8``: positive numbers; an empty text means none."""
+
+    name = "N,N,…"
+
+    def __init__(self, kind: type[int | float], zero: bool = False) -> None:
+        self._kind, self._zero = kind, zero
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(self._kind(part) for part in value.split(",") if part.strip())
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers; write for example 1,4,8", param, ctx)
+        if any(number < 0 or (number == 0 and not self._zero) for number in numbers):
+            self.fail(f"{value!r} has a number below {0 if self._zero else 1}", param, ctx)
+        return numbers
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+threads_option = click.option(
+    "--threads", type=click.IntRange(1), help="Worker threads.  [default: all usable cores]"
+)
+model_argument = click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+
+
+def _print_json(report: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(report), indent=1))
+
+
+@click.group()
+def command() -> None:
+    """Measure: the machine, the kernels, the engine, a server.
+
+    \b
+    treadle bench machine                       read bandwidth and arithmetic peaks
+    treadle bench offline MODEL.gguf            prefill and decode speed of a model
+    treadle bench serve --users 1,8,20          load on a running server
+    treadle bench synth qwen3-8b Q4_K_M X.gguf  a file with random weights to measure on
+    """
+
+
+@command.command()
+@threads_option
+@json_option
+def machine(threads: int | None, as_json: bool) -> None:
+    """Read bandwidth with 1 to N threads, and the arithmetic peak of every ISA (TREADLE_ISA sets the highest)."""
+    from treadle.bench.machine import machine_table, measure_machine
+
+    report = measure_machine(threads)
+    if as_json:
+        _print_json(report)
+    else:
+        click.echo(machine_table(report))
+
+
+@command.command()
+@model_argument
+@threads_option
+@click.option(
+    "--rows", type=Numbers(int), default="1,2,4,8,16,20,32,64,128,512", show_default=True, help="Tokens, M."
+)
+@json_option
+def kernel(model: Path, threads: int | None, rows: tuple[int, ...], as_json: bool) -> None:
+    """Every distinct linear layer of MODEL, a GGUF file, at several numbers of tokens."""
+    from treadle.bench.kernel import kernel_table, measure_kernels
+
+    report = measure_kernels(model, threads, rows)
+    if as_json:
+        _print_json(report)
+    else:
+        click.echo(kernel_table(report))
+
+
+@command.command()
+@model_argument
+@threads_option
+@click.option(
+    "--prefill", type=Numbers(int), default="128,512,2048,8192", show_default=True, help="Prompt lengths."
+)
+@click.option(
+    "--context",
+    type=Numbers(int, zero=True),
+    default="0,2048,8192",
+    show_default=True,
+    help="Tokens that each decoding sequence already has.",
+)
+@click.option(
+    "--batch",
+    type=Numbers(int),
+    default="1,4,8,20,32",
+    show_default=True,
+    help="Sequences decoding together; those above the smallest run at the smallest context only.",
+)
+@click.option("--cross", is_flag=True, help="Run every batch at every context.")
+@click.option("--steps", type=click.IntRange(2), default=32, show_default=True, help="Decode steps per case.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Prefills per case.")
+@json_option
+def offline(model: Path, threads: int | None, as_json: bool, **cases: Any) -> None:
+    """Prefill and decode token/s of MODEL, a GGUF file, and their share of what this machine allows."""
+    from treadle.bench.offline import OfflinePlan, measure_offline, offline_table, result_line
+
+    plan = OfflinePlan(
+        cases["prefill"], cases["context"], cases["batch"], cases["cross"], cases["steps"], cases["repeats"]
+    )
+    report = measure_offline(model, threads, plan, lambda result: click.echo(result_line(result), err=True))
+    if as_json:
+        _print_json(report)
+    else:
+        click.echo(offline_table(report.results))
+
+
+@command.command()
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option("--compare", nargs=2, metavar="URL_A URL_B", help="Two servers, measured alternately.")
+@click.option("--model", help="Model id to ask for.  [default: the server's first]")
+@click.option("--key", envvar="OPENAI_API_KEY", help="API key; also from OPENAI_API_KEY.")
+@click.option(
+    "--users",
+    type=Numbers(int),
+    default="1,4,8,20,32",
+    show_default=True,
+    help="Closed loop: this many users, each asking again once it has its answer.",
+)
+@click.option(
+    "--rate", type=Numbers(float), default="", help="Open loop: conversations per second (Poisson)."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="Time per open-loop rate."
+)
+@click.option(
+    "--conversations", type=click.IntRange(1), default=3, show_default=True, help="Per closed-loop user."
+)
+@click.option(
+    "--prompt",
+    default="30-60",
+    show_default=True,
+    help="Tokens per question: 256, 30-60 or lognormal:200,0.8 (median, sigma).",
+)
+@click.option("--answer", default="256", show_default=True, help="Tokens per answer, likewise.")
+@click.option(
+    "--shared-prefix",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Tokens of a system message common to all requests.",
+)
+@click.option(
+    "--turns", type=click.IntRange(1), default=1, show_default=True, help="Questions per conversation."
+)
+@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Runs of every load.")
+@json_option
+def serve(
+    compare: tuple[str, str] | None, model: str | None, key: str | None, as_json: bool, **load: Any
+) -> None:
+    """Load on an OpenAI-compatible server, ours or another: TTFT, ITL, TPOT, E2E and token/s."""
+    from treadle.bench.serve import (
+        Plan,
+        Target,
+        compare_table,
+        first_model,
+        level_line,
+        run_plan,
+        serve_table,
+    )
+    from treadle.bench.workload import Length, Workload
+
+    lengths = Length.parse(load["prompt"]), Length.parse(load["answer"])
+    workload = Workload(*lengths, load["shared_prefix"], load["turns"])
+    plan = Plan(load["users"], load["rate"], load["conversations"], load["seconds"], load["repeats"])
+
+    async def run() -> list[Any]:
+        urls = compare or (load["url"],)
+        targets = [Target(url, model or await first_model(url, key), key) for url in urls]
+        return await run_plan(
+            targets, workload, plan, lambda report: click.echo(level_line(report), err=True)
+        )
+
+    reports = asyncio.run(run())
+    if as_json:
+        _print_json(reports)
+        return
+    click.echo(serve_table(reports))
+    if compare:
+        click.echo("\n" + compare_table(reports, compare))
+    for example in dict.fromkeys(example for report in reports for example in report.error_examples):
+        click.echo(f"error: {example}", err=True)
+
+
+@command.command(epilog=f"Shapes: {', '.join(SHAPES)}. Quantisations: {', '.join(MIXTURES)}.")
+@click.argument("shape")
+@click.argument("quant")
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same file.")
+def synth(shape: str, quant: str, out: Path, seed: int) -> None:
+    """Write OUT, a GGUF file with random weights of the SHAPE of a published model in the quantisation QUANT."""
+    size = write_synthetic(find_shape(shape), quant, out, seed)
+    click.echo(f"{out}: {size / 1e9:.2f} GB")
