@@ -52,7 +52,7 @@ def distribution(
         reached = np.flatnonzero(np.cumsum(p) >= top_p - 1e-12)  # the running sum's own rounding
         p[(reached[0] if reached.size else p.size) + 1 :] = 0
     p[p < min_p * p[0]] = 0
-    result = np.zeros_like(p)
+    result = np.zeros(p.size, np.float64)
     result[order] = p / p.sum()
     return result
 
@@ -238,7 +238,7 @@ def test_every_combination_draws_what_a_full_sort_draws(size: int, spread: float
             (1.3, 40, 0.95, 0.1),
         ]
     ):
-        params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        params: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         p = distribution(row, temperature, top_k, top_p, min_p)
         for seed in range(3):
             token = one(row, SamplerState(size, seed=100 * i + seed, **params))
