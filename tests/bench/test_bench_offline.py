@@ -33,7 +33,10 @@ class NotingRunner:
         assert all(a.dtype == np.int32 for a in (tokens, query_lens, past_lens, slots, logits_rows))
         assert len(tokens) == query_lens.sum() <= self.max_tokens
         assert 0 <= tokens.min() <= tokens.max() < self.vocab_size
-        used = [self.tables[s, : -(-(q + p) // BLOCK)] for s, q, p in zip(slots, query_lens, past_lens, strict=True)]
+        used = [
+            self.tables[s, : -(-(q + p) // BLOCK)]
+            for s, q, p in zip(slots, query_lens, past_lens, strict=True)
+        ]
         every = np.concatenate(used)
         assert len(set(every)) == len(every), "sequences must not share blocks"
         assert every.max() < self.num_blocks
@@ -76,7 +79,10 @@ def test_large_batches_run_at_the_smallest_context_only() -> None:
     ("plan", "message"),
     [
         (OfflinePlan(prefill=(600,), batches=()), "600 tokens in one sequence, the engine holds 512"),
-        (OfflinePlan(prefill=(), contexts=(400,), batches=(4,)), "1792 tokens of KV cache, the engine holds 1280"),
+        (
+            OfflinePlan(prefill=(), contexts=(400,), batches=(4,)),
+            "1792 tokens of KV cache, the engine holds 1280",
+        ),
         (OfflinePlan(prefill=(), contexts=(0,), batches=(9,), steps=2), "batch of 9 is more than 4"),
     ],
 )

@@ -1,0 +1,87 @@
+"""``treadle bench`` as a user types it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from click.testing import CliRunner
+
+from treadle.cli.bench import command
+from treadle.core import TreadleError
+
+
+@pytest.fixture
+def server_url(running: Any) -> Iterator[str]:
+    """The fake server in a thread of its own: the command has its own event loop."""
+    ready, stop, urls = threading.Event(), asyncio.Event(), []
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with running() as server:
+            urls.append(server.url)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(5)
+    yield urls[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(5)
+    loop.close()
+
+
+def _run(*args: str) -> Any:
+    result = CliRunner().invoke(command, list(args), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_synth_writes_the_file_and_says_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    assert _run("synth", "SmolLM2-135M", "q4_0", str(path)).stdout == f"{path}: 0.09 GB\n"
+    assert len(gguf.GGUFReader(path).tensors) == 272
+
+
+def test_synth_help_lists_shapes_and_quantisations() -> None:
+    text = _run("synth", "--help").stdout
+    assert "r1-distill-qwen-32b" in text and "Q4_K_M" in text
+
+
+def test_synth_of_an_unknown_shape() -> None:
+    with pytest.raises(TreadleError, match="known ones are"):
+        _run("synth", "gpt-5", "Q4_0", "/tmp/never.gguf")
+
+
+def test_serve_as_table_and_json(server_url: str) -> None:
+    common = ("serve", "--users", "1,2", "--conversations", "2", "--prompt", "20-30", "--answer", "4")
+    table = _run(*common, "--url", server_url).stdout
+    assert "1 users" in table and "2 users" in table and "TTFT" in table
+    reports = json.loads(_run(*common, "--url", server_url, "--json").stdout)
+    assert [(r["users"], r["requests"], r["errors"], r["completion_tokens"]) for r in reports] == [
+        (1, 2, 0, 8),
+        (2, 4, 0, 16),
+    ]
+    assert reports[0]["ttft"]["p50"] > 0
+
+
+def test_serve_compare(server_url: str) -> None:
+    # The same server under two names is still two columns.
+    other = server_url.replace("127.0.0.1", "localhost")
+    args = ("--users", "1", "--conversations", "1", "--answer", "3", "--repeats", "2")
+    text = _run("serve", "--compare", server_url, other, *args).stdout
+    assert f"{server_url} against {other}" in text
+
+
+@pytest.mark.parametrize("wrong", ["1,x", "0", "-1"])
+def test_lists_of_numbers_are_checked(wrong: str) -> None:
+    result = CliRunner().invoke(command, ["serve", f"--users={wrong}"])
+    assert result.exit_code == 2
+    assert repr(wrong) in result.output
