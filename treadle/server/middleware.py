@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treadle.server.errors import ApiError
+from treadle.server.metrics import Metrics
 
 log = logging.getLogger("treadle.server")
 
@@ -91,3 +92,29 @@ class Cors:
             await Response(status_code=204, headers=preflight)(scope, receive, send_with_origin)
         else:
             await self.app(scope, receive, send_with_origin)
+
+
+class RouteMetrics:
+    """Counts finished requests by route and status. Unknown paths share one label."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status = 500
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_note)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, str(status)).inc()

@@ -1,0 +1,138 @@
+"""Cases A01 to A07 and A15: wrong requests are refused by name, in both modes, and the server goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def refused(server: Any, body: Any, param: str, status: int = 400, path: str = "/v1/chat/completions") -> dict[str, Any]:
+    response = server.post(path, json=body)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert param in error["message"]
+    assert server.post("/v1/completions", json={"model": server.model, "prompt": "a", "max_tokens": 1}).is_success
+    return error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_empty_messages(server: Any, stream: bool) -> None:
+    refused(server, {"model": server.model, "messages": [], "stream": stream}, "messages")
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", [1]], [10**9], [-1], None, 5])
+def test_bad_prompt(server: Any, prompt: Any) -> None:
+    refused(server, {"model": server.model, "prompt": prompt, "max_tokens": 4}, "prompt", path="/v1/completions")
+
+
+WRONG = [
+    ("stream", "true"), ("max_tokens", "256"), ("max_tokens", 0), ("max_tokens", -5), ("max_tokens", 1.5),
+    ("max_completion_tokens", 0), ("n", 0), ("n", True), ("temperature", -0.1), ("temperature", 2.5),
+    ("temperature", "1"), ("top_p", 0), ("top_p", 1.5), ("stop", [1, 2]), ("stop", ["a"] * 5), ("stop", ""),
+    ("messages", "hi"), ("messages", [{"role": "alien", "content": "x"}]), ("messages", [{"role": "user"}]),
+    ("messages", [{"role": "user", "content": "x", "colour": 1}]), ("seed", 1.5), ("top_k", -2), ("min_p", 2),
+    ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0), ("logit_bias", {"x": 1}),
+    ("logit_bias", {"99999999": 1}), ("logit_bias", {"5": 101}), ("stop_token_ids", [10**8]), ("min_tokens", 5000),
+    ("top_logprobs", 5), ("logprobs", 3), ("stream_options", {"include_usage": True}), ("priority", "high"),
+    ("response_format", {"type": "json_object"}), ("tools", []), ("tool_choice", "auto"), ("best_of", 2),
+    ("reasoning_effort", "low"), ("service_tier", "flex"), ("echo", True), ("no_such_field", 1), ("model", 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_wrong_value_is_named(server: Any, field: str, value: Any) -> None:
+    refused(server, {"model": server.model, "messages": HELLO, field: value}, field)
+
+
+HARMLESS = {
+    "user": "u1", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "safety_identifier": "s",
+    "response_format": {"type": "text"}, "tools": None, "temperature": None, "stream": False, "prompt_cache_key": "k",
+}  # fmt: skip
+
+
+def test_harmless_fields_are_accepted(server: Any) -> None:
+    body = {"model": server.model, "messages": HELLO, "max_tokens": 1, **HARMLESS}
+    assert server.post("/v1/chat/completions", json=body).is_success
+
+
+def test_unknown_model_is_not_answered_by_another(server: Any) -> None:
+    before = server.get("/v1/models").json()
+    for path, extra in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": "hi"})):
+        error = refused(server, {"model": "no-such-model", **extra}, "model", 404, path)
+        assert server.model in error["message"]
+        assert error["code"] == "model_not_found"
+    assert server.get("/v1/models").json() == before
+    assert server.get("/v1/models/" + server.model).json()["id"] == server.model
+    assert server.get("/v1/models/no-such-model").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_longer_than_context(server: Any, stream: bool) -> None:
+    messages = [{"role": "user", "content": "word " * 5000}]
+    error = refused(server, {"model": server.model, "messages": messages, "stream": stream}, "messages")
+    assert error["code"] == "context_length_exceeded"
+    assert "2048" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_limit_beyond_context_names_the_numbers(server: Any, stream: bool) -> None:
+    body = {"model": server.model, "messages": HELLO, "max_tokens": 2048, "stream": stream}
+    error = refused(server, body, "max_tokens")
+    assert "2048" in error["message"]
+
+
+BAD_BYTES = {
+    "half a character": b'{"model":"%s","messages":[{"role":"user","content":"\xe6\xad"}]}',
+    "lone surrogate": b'{"model":"%s","messages":[{"role":"user","content":"\\ud83d"}]}',
+    "NUL": b'{"model":"%s","messages":[{"role":"user","content":"a\\u0000b"}]}',
+    "deep nesting": b'{"model":"%s","messages":' + b"[" * 64 + b"]" * 64 + b"}",
+    "very deep nesting": b"[" * 100_000,
+    "cut off": b'{"model":"%s","messages":[{"ro',
+    "not an object": b"[1]",
+    "NaN": b'{"model":"%s","temperature":NaN}',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", BAD_BYTES)
+def test_bad_bytes(server: Any, name: str) -> None:
+    raw = BAD_BYTES[name].replace(b"%s", server.model.encode())
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        response = server.post(path, content=raw, headers={"content-type": "application/json"})
+        assert response.status_code == 400, name
+        assert response.json()["error"]["message"]
+    assert server.get("/health").is_success
+
+
+def test_body_limit(server: Any) -> None:
+    body = b'{"model":"x","messages":[{"role":"user","content":"' + b"a" * 20_000_000 + b'"}]}'
+    for content in (body, iter([body[:10_000_000], body[10_000_000:]])):  # with and without Content-Length
+        try:
+            response = server.post("/v1/chat/completions", content=content)
+        except (httpx.WriteError, httpx.ReadError):
+            continue  # the server hung up on an unbounded upload
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+    assert server.get("/health").is_success
+
+
+def test_unknown_paths_and_methods(server: Any) -> None:
+    assert server.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert server.get("/v1/nothing").status_code == 404
+    wrong = server.get("/v1/chat/completions")
+    assert wrong.status_code == 405
+    assert "POST" in wrong.headers["allow"]
+    assert "GET" in wrong.json()["error"]["message"]
+
+
+def test_request_ids(server: Any) -> None:
+    assert server.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(server.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"]) == 32
+    assert server.get("/v1/nothing").headers["x-request-id"]

@@ -1,0 +1,117 @@
+"""The ASGI application: its routes, and what surrounds them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from treadle.config import Config
+from treadle.server.auth import Auth, Keys
+from treadle.server.chat import chat_completions
+from treadle.server.completions import completions
+from treadle.server.errors import ApiError, json_response
+from treadle.server.middleware import Cors, RequestIds, RouteMetrics
+from treadle.server.service import Load, Service, service_of
+from treadle.server.tokens import detokenize, tokenize
+
+
+def create_app(config: Config, load: Load, version: str) -> Starlette:
+    """The server as an ASGI application.
+
+    ``load`` is called once, when the server already listens; until it returns, ``/v1/*`` answers 503.
+    """
+    service = Service(config, load, version)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        loading = asyncio.create_task(service.start())
+        try:
+            yield
+        finally:
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+            await service.stop()
+
+    app = Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/version", version_),
+            Route("/metrics", metrics),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+        ],
+        middleware=[
+            Middleware(RequestIds),
+            Middleware(RouteMetrics, metrics=service.metrics),
+            Middleware(Cors, origins=config.cors_origin),
+            Middleware(Auth, keys=Keys(config.api_key), origins=config.cors_origin),
+        ],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {
+        404: f"there is no {request.url.path[:200]} here",
+        405: f"{request.method} is not allowed on {request.url.path[:200]}",
+    }
+    message = messages.get(error.status_code, error.detail)
+    return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+async def health(request: Request) -> Response:
+    """``GET /health``: needs no key and tells nothing but the state."""
+    state = service_of(request).state
+    return json_response({"status": state}, 200 if state == "ready" else 503)
+
+
+async def ready(request: Request) -> Response:
+    """``GET /ready``: like health, with the reason of a failure and the model."""
+    service = service_of(request)
+    if service.state != "ready":
+        return json_response({"status": service.state, "error": service.failure}, 503)
+    return json_response({"status": "ready", "model": service.served().card()})
+
+
+async def version_(request: Request) -> Response:
+    """``GET /version``."""
+    return json_response({"version": service_of(request).version})
+
+
+async def metrics(request: Request) -> Response:
+    """``GET /metrics`` in the Prometheus text format."""
+    return Response(service_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def models(request: Request) -> Response:
+    """``GET /v1/models``."""
+    return json_response({"object": "list", "data": [service_of(request).served().card()]})
+
+
+async def model(request: Request) -> Response:
+    """``GET /v1/models/{id}``."""
+    return json_response(service_of(request).find(request.path_params["name"]).card())

@@ -1,0 +1,128 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from treadle.core import Request, TreadleError
+from treadle.server.errors import ApiError, json_response
+from treadle.server.generation import (
+    Choice,
+    Job,
+    TokenText,
+    check_stream_options,
+    encode,
+    make_choices,
+    sampling_params,
+)
+from treadle.server.prompt import render
+from treadle.server.schema import ChatBody, validate
+from treadle.server.service import Served, body_of, service_of
+from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
+
+
+async def chat_completions(request: HttpRequest) -> Response | ASGIApp:
+    """Everything that can be wrong with a request is found before the first byte of a stream is sent."""
+    service = service_of(request)
+    body = validate(ChatBody, await body_of(request))
+    served = service.find(body.model)
+    _check(body)
+    job = await _job(request, body, served)
+    answer = Answer(job, body, "chatcmpl-" + secrets.token_hex(12))
+    if body.stream:
+        return EventStream(answer.stream(), service.config.keep_alive)
+    whole = await while_connected(request.receive, answer.complete())
+    return json_response(whole) if whole is not None else Response(status_code=499)
+
+
+def _check(body: ChatBody) -> None:
+    check_stream_options(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
+
+
+async def _job(request: HttpRequest, body: ChatBody, served: Served) -> Job:
+    service = service_of(request)
+    text = render(served, body)
+    ids = await encode(served.tokenizer, text, chat=True)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    limit = body.max_completion_tokens or body.max_tokens
+    params = sampling_params(body, served, len(ids), limit, "messages", logprobs)
+    raw = (body.reasoning_format or service.config.reasoning_format) == "none"
+    choices = make_choices(request, body, served, ids, params, reasoning=None if raw else text)
+    return Job(served, service.metrics, choices, len(ids))
+
+
+class Answer:
+    """One chat answer with its choices, written as a whole or as a stream."""
+
+    def __init__(self, job: Job, body: ChatBody, id: str) -> None:
+        self._job = job
+        self._body = body
+        self._head = {"id": id, "created": int(time.time()), "model": body.model}
+
+    async def complete(self) -> dict[str, Any]:
+        """The ``chat.completion`` object."""
+        count = len(self._job.choices)
+        messages: list[dict[str, str]] = [{} for _ in range(count)]
+        tokens: list[list[TokenText]] = [[] for _ in range(count)]
+        reasons = [""] * count
+        async with contextlib.aclosing(self._job.pieces()) as pieces:
+            async for index, piece in pieces:
+                for name, text in piece.deltas:
+                    key = name.decode()
+                    messages[index][key] = messages[index].get(key, "") + text
+                tokens[index] += piece.tokens or ()
+                reasons[index] = piece.finish or ""
+        choices = [
+            {
+                "index": index,
+                "message": _message(messages[index]),
+                "logprobs": _logprobs(tokens[index]) if self._body.logprobs else None,
+                "finish_reason": reasons[index],
+            }
+            for index in range(count)
+        ]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._job.usage()}
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """SSE events; ends with ``[DONE]``, or with an error event if the engine failed."""
+        include_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
+        count = len(self._job.choices)
+        chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, count, include_usage)
+        try:
+            for index in range(count):
+                yield chunks.role(index)
+            async with contextlib.aclosing(self._job.pieces()) as pieces:
+                async for index, piece in pieces:
+                    logprobs = _logprobs(piece.tokens) if piece.tokens else None
+                    for name, text in piece.deltas or ([(b"content", "")] if logprobs else []):
+                        yield chunks.delta(index, name, text, logprobs)
+                        logprobs = None
+                    if piece.finish is not None:
+                        yield chunks.finish(index, piece.finish, chat=True)
+        except ApiError as error:
+            yield error_event(error)
+            return
+        if include_usage:
+            yield chunks.usage(self._job.usage())
+        yield DONE
+
+
+def _message(fields: dict[str, str]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": fields.get("content", ""), "refusal": None}
+    if "reasoning_content" in fields:
+        message["reasoning_content"] = message["reasoning"] = fields["reasoning_content"]
+    return message
+
+
+def _logprobs(tokens: list[TokenText]) -> dict[str, Any]:
+    return {"content": [token.chat() for token in tokens], "refusal": None}

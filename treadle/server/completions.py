@@ -1,0 +1,171 @@
+"""``POST /v1/completions``, the legacy call: continues texts or token ids without a chat template."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from treadle.server.errors import ApiError, json_response
+from treadle.server.generation import (
+    Job,
+    TokenText,
+    check_stream_options,
+    encode,
+    make_choices,
+    sampling_params,
+    token_text,
+)
+from treadle.server.schema import CompletionBody, validate
+from treadle.server.service import Served, body_of, service_of
+from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
+
+MAX_PROMPTS = 128
+DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
+
+
+async def completions(request: HttpRequest) -> Response | ASGIApp:
+    """Choices are numbered prompt by prompt: prompt p, sample i is choice ``p * n + i``."""
+    service = service_of(request)
+    body = validate(CompletionBody, await body_of(request))
+    served = service.find(body.model)
+    _check(body)
+    prompts = await _prompts(body, served)
+    job = _job(request, body, served, prompts)
+    echoes = [served.tokenizer.decode(ids) if body.echo else "" for ids in prompts]
+    answer = Completion(job, body, [echo for echo in echoes for _ in range(body.n or 1)])
+    if body.stream:
+        return EventStream(answer.stream(), service.config.keep_alive)
+    whole = await while_connected(request.receive, answer.complete())
+    return json_response(whole) if whole is not None else Response(status_code=499)
+
+
+def _check(body: CompletionBody) -> None:
+    check_stream_options(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        message = f"best_of: only {body.n or 1}, the value of n, is supported"
+        raise ApiError(400, message, param="best_of", code="unsupported_parameter")
+    if body.echo and body.logprobs is not None:
+        message = "echo together with logprobs is not supported; leave one out"
+        raise ApiError(400, message, param="echo", code="unsupported_parameter")
+
+
+async def _prompts(body: CompletionBody, served: Served) -> list[list[int]]:
+    """Token ids of every prompt of the body; ApiError 400 for an empty or mixed one."""
+    raw = body.prompt
+    if isinstance(raw, str):
+        many: list[Any] = [raw]
+    elif all(isinstance(item, int) for item in raw):
+        many = [raw]
+    elif all(isinstance(item, str) for item in raw) or all(isinstance(item, list) for item in raw):
+        many = list(raw)
+    else:
+        raise ApiError(400, "prompt: mixes texts, token ids and lists; use one kind", param="prompt", code="invalid_value")
+    if len(many) * (body.n or 1) > MAX_PROMPTS:
+        message = f"prompt: {len(many)} prompts with n={body.n or 1} make more than {MAX_PROMPTS} choices"
+        raise ApiError(400, message, param="prompt", code="invalid_value")
+    prompts = []
+    for number, item in enumerate(many):
+        if not item:
+            message = f"prompt: number {number} is empty; give at least one character or token"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+        ids = await encode(served.tokenizer, item) if isinstance(item, str) else item
+        if max(ids) >= served.tokenizer.vocab_size:
+            message = f"prompt: token ids go from 0 to {served.tokenizer.vocab_size - 1}; got {max(ids)}"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+        prompts.append(ids)
+    return prompts
+
+
+def _job(request: HttpRequest, body: CompletionBody, served: Served, prompts: list[list[int]]) -> Job:
+    choices = []
+    for ids in prompts:
+        limit = body.max_tokens or min(DEFAULT_MAX_TOKENS, max(served.context - len(ids), 1))
+        params = sampling_params(body, served, len(ids), limit, "prompt", body.logprobs)
+        choices += make_choices(request, body, served, ids, params)
+    return Job(served, service_of(request).metrics, choices, sum(map(len, prompts)))
+
+
+class Completion:
+    """All choices of one request; ``echoes`` is the text put before each."""
+
+    def __init__(self, job: Job, body: CompletionBody, echoes: list[str]) -> None:
+        self._job = job
+        self._body = body
+        self._echoes = echoes
+        id = "cmpl-" + secrets.token_hex(12)
+        self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": body.model}
+
+    async def complete(self) -> dict[str, Any]:
+        """The ``text_completion`` object."""
+        texts = list(self._echoes)
+        count = len(texts)
+        tokens: list[list[TokenText]] = [[] for _ in range(count)]
+        reasons = [""] * count
+        async with contextlib.aclosing(self._job.pieces()) as pieces:
+            async for index, piece in pieces:
+                texts[index] += "".join(text for _, text in piece.deltas)
+                tokens[index] += piece.tokens or ()
+                reasons[index] = piece.finish or ""
+        choices = [
+            {
+                "index": index,
+                "text": texts[index],
+                "logprobs": self._logprobs(tokens[index], 0) if self._body.logprobs is not None else None,
+                "finish_reason": reasons[index],
+            }
+            for index in range(count)
+        ]
+        return {**self._head, "choices": choices, "usage": self._job.usage()}
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """SSE events; ends with ``[DONE]``, or with an error event if the engine failed."""
+        include_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
+        count = len(self._echoes)
+        chunks = Chunks(self._head, count, include_usage)
+        offsets = [0] * count  # characters of the tokens so far
+        try:
+            for index, echo in enumerate(self._echoes):
+                if echo:
+                    yield chunks.text(index, echo)
+            async with contextlib.aclosing(self._job.pieces()) as pieces:
+                async for index, piece in pieces:
+                    logprobs = None
+                    if piece.tokens:
+                        logprobs = self._logprobs(piece.tokens, offsets[index])
+                        offsets[index] += sum(len(token_text(token.data)) for token in piece.tokens)
+                    text = "".join(text for _, text in piece.deltas)
+                    if text or logprobs:
+                        yield chunks.text(index, text, logprobs)
+                    if piece.finish is not None:
+                        yield chunks.finish(index, piece.finish, chat=False)
+        except ApiError as error:
+            yield error_event(error)
+            return
+        if include_usage:
+            yield chunks.usage(self._job.usage())
+        yield DONE
+
+    @staticmethod
+    def _logprobs(tokens: list[TokenText], offset: int) -> dict[str, Any]:
+        """Four lists of equal length. ``text_offset`` counts characters of the tokens' own texts."""
+        texts = [token_text(token.data) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                {token_text(data): logprob for data, logprob in reversed([*token.top, (token.data, token.logprob)])}
+                for token in tokens
+            ],
+            "text_offset": offsets,
+        }

@@ -1,0 +1,265 @@
+"""From a validated body to engine requests, and from engine outputs to text. Shared by both completion calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.core import Output, Request, SamplingParams, TokenLogprobs
+from treadle.server.errors import ApiError
+from treadle.server.metrics import Metrics
+from treadle.server.schema import Sampling
+from treadle.server.service import Served
+from treadle.text import Detokenizer, ReasoningSplitter, Tokenizer
+
+LARGE_TEXT = 8192  # characters; longer ones are tokenised on a thread, so that running streams do not wait
+
+
+async def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
+    """Token ids of ``text``. ``special``: add BOS where the model wants it, parse no control tokens."""
+    if len(text) < LARGE_TEXT:
+        return tokenizer.encode(text, add_special=special)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special=special)
+
+
+def sampling_params(
+    body: Sampling, served: Served, prompt: Sequence[int], limit: int | None, param: str, logprobs: int | None
+) -> SamplingParams:
+    """The engine's parameters. Raises ApiError 400 when prompt and ``limit`` do not fit into the context."""
+    room = served.context - len(prompt)
+    if room < 1:
+        raise ApiError(
+            400,
+            f"{param}: the prompt has {len(prompt)} tokens, but the context is {served.context} tokens and at least "
+            "one is needed for the answer; shorten the prompt",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if limit is not None and limit > room:
+        raise ApiError(
+            400,
+            f"the prompt has {len(prompt)} tokens and {limit} were asked for, together {len(prompt) + limit}, but the "
+            f"context is {served.context} tokens; ask for at most {room} or leave the limit out",
+            param="max_completion_tokens" if getattr(body, "max_completion_tokens", None) else "max_tokens",
+            code="context_length_exceeded",
+        )
+    limit = limit or room
+    if body.min_tokens and body.min_tokens > limit:
+        message = f"min_tokens: {body.min_tokens} is more than the {limit} tokens that the answer may have"
+        raise ApiError(400, message, param="min_tokens", code="invalid_value")
+    return SamplingParams(
+        max_tokens=limit,
+        min_tokens=body.min_tokens or 0,
+        temperature=_or(body.temperature, 1.0),
+        top_k=max(body.top_k or 0, 0),
+        top_p=_or(body.top_p, 1.0),
+        min_p=_or(body.min_p, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, served.tokenizer.vocab_size),
+        seed=body.seed,
+        stop_token_ids=_token_ids(body.stop_token_ids or [], served.tokenizer.vocab_size, "stop_token_ids"),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+    )
+
+
+def check_stream_options(body: Sampling) -> None:
+    """``stream_options`` means nothing without ``stream``."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _logit_bias(raw: dict[str, float], vocabulary: int) -> dict[int, float]:
+    allowed = f"logit_bias: keys must be token ids from 0 to {vocabulary - 1}"
+    bias = {}
+    for key, value in raw.items():
+        if not (key.isascii() and key.isdigit()) or len(key) > 10 or int(key) >= vocabulary:
+            raise ApiError(400, f"{allowed}; got {key[:20]!r}", param="logit_bias", code="invalid_value")
+        bias[int(key)] = value
+    return bias
+
+
+def _token_ids(ids: list[int], vocabulary: int, param: str) -> tuple[int, ...]:
+    for token in ids:
+        if token >= vocabulary:
+            message = f"{param}: token ids go from 0 to {vocabulary - 1}; got {token}"
+            raise ApiError(400, message, param=param, code="invalid_value")
+    return tuple(ids)
+
+
+@dataclass
+class TokenText:
+    """One output token with its logprobs, ready for both response shapes. ``data`` is the token's own bytes."""
+
+    data: bytes
+    logprob: float
+    top: list[tuple[bytes, float]]
+
+    def chat(self) -> dict[str, Any]:
+        """The shape of ``choices[].logprobs.content[]``."""
+        return {
+            **_token_entry(self.data, self.logprob),
+            "top_logprobs": [_token_entry(data, logprob) for data, logprob in self.top],
+        }
+
+
+def token_text(data: bytes) -> str:
+    """A token as text; half characters become U+FFFD."""
+    return data.decode("utf-8", "replace")
+
+
+def _token_entry(data: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token_text(data), "logprob": logprob, "bytes": list(data)}
+
+
+@dataclass
+class Piece:
+    """What one engine output adds to a choice: text per message field, and logprobs of its tokens."""
+
+    deltas: list[tuple[bytes, str]]
+    tokens: list[TokenText] | None
+    finish: str | None  # finish_reason of the API
+
+
+class Choice:
+    """One answer being written: turns outputs into text, watches for stop strings, splits off reasoning."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, text: Detokenizer, splitter: ReasoningSplitter | None):
+        self.request = request
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self._tokenizer = tokenizer
+        self._text = text
+        self._splitter = splitter
+
+    def feed(self, output: Output) -> Piece:
+        """Raises ApiError when the engine failed."""
+        if output.finish_reason in ("error", "cancelled"):
+            message = output.error or "the engine stopped this request"
+            raise ApiError(500, message, code="engine_error")
+        self.completion_tokens += len(output.token_ids)
+        if output.usage is not None:
+            self.cached_tokens = output.usage.cached_tokens
+        text = self._text.feed(output.token_ids)
+        finish: str | None = "stop" if self._text.stopped else output.finish_reason
+        if finish is not None:
+            text += self._text.finish()
+        return Piece(self._split(text, finish is not None), self._tokens(output), finish)
+
+    def _split(self, text: str, last: bool) -> list[tuple[bytes, str]]:
+        if self._splitter is None:
+            return [(b"content", text)] if text else []
+        parts = [self._splitter.feed(text)]
+        if last:
+            parts.append(self._splitter.finish())
+        reasoning = "".join(part.reasoning for part in parts)
+        content = "".join(part.content for part in parts)
+        fields = ((b"reasoning_content", reasoning), (b"content", content))
+        return [(name, value) for name, value in fields if value]
+
+    def _tokens(self, output: Output) -> list[TokenText] | None:
+        if self.request.params.logprobs is None:
+            return None
+        data = self._tokenizer.token_bytes
+        found: list[TokenLogprobs] = output.logprobs or []
+        return [
+            TokenText(data(token), entry.logprob, [(data(other), value) for other, value in entry.top])
+            for token, entry in zip(output.token_ids, found, strict=True)
+        ]
+
+
+@dataclass
+class Job:
+    """All choices of one HTTP request, running on the engine."""
+
+    served: Served
+    metrics: Metrics
+    choices: list[Choice]
+    prompt_tokens: int  # counted once, however many choices
+    _running: set[str] = field(default_factory=set)
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """(index of the choice, what it gained), until every choice has finished. Closing it cancels the rest."""
+        self.metrics.prompt_tokens.inc(self.prompt_tokens)
+        self._running = {choice.request.id for choice in self.choices}
+        streams = [self.served.engine.submit(choice.request) for choice in self.choices]
+        try:
+            with self.metrics.clock() as clock:
+                async with contextlib.aclosing(_merge(streams)) as outputs:
+                    async for index, output in outputs:
+                        choice = self.choices[index]
+                        if choice.request.id not in self._running:
+                            continue  # outputs that were on their way when the stop string was found
+                        piece = choice.feed(output)
+                        clock.tokens()
+                        if piece.finish is not None:
+                            await self._finish(choice, output)
+                        yield index, piece
+                        if not self._running:
+                            return
+        finally:
+            self.metrics.completion_tokens.inc(sum(choice.completion_tokens for choice in self.choices))
+            self.metrics.cached_tokens.inc(self._cached())
+            for id in self._running:
+                await self.served.engine.cancel(id)
+
+    def usage(self) -> dict[str, Any]:
+        """The ``usage`` object."""
+        completion = sum(choice.completion_tokens for choice in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": self._cached()},
+        }
+
+    def _cached(self) -> int:
+        return min(choice.cached_tokens for choice in self.choices)
+
+    async def _finish(self, choice: Choice, output: Output) -> None:
+        self._running.discard(choice.request.id)
+        if output.finish_reason is None:
+            await self.served.engine.cancel(choice.request.id)
+
+
+async def _merge(streams: list[AsyncIterator[Output]]) -> AsyncGenerator[tuple[int, Output], None]:
+    """Outputs of several streams as they come."""
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, Output | BaseException | None]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncIterator[Output]) -> None:
+        try:
+            async for output in stream:
+                queue.put_nowait((index, output))
+            queue.put_nowait((index, None))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        open_streams = len(streams)
+        while open_streams:
+            index, item = await queue.get()
+            if item is None:
+                open_streams -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)

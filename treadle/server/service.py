@@ -1,0 +1,152 @@
+"""What the routes share: the settings, the metrics and the model that is served, once it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request as HttpRequest
+
+from treadle.config import Config
+from treadle.core import Output, Request, TreadleError
+from treadle.server.body import read_json
+from treadle.server.errors import ApiError
+from treadle.server.metrics import Metrics
+from treadle.text import Tokenizer
+
+log = logging.getLogger("treadle.server")
+
+
+class Engine(Protocol):
+    """What the server needs of an engine; ``treadle.engine.client.EngineClient`` is the real one."""
+
+    @property
+    def state(self) -> str:
+        """``ready`` when requests are being answered; anything else is a state of starting or failing."""
+        ...
+
+    @property
+    def stats(self) -> Mapping[str, float]:
+        """Gauges for the metrics."""
+        ...
+
+    def submit(self, request: Request) -> AsyncIterator[Output]:
+        """Outputs of one request until ``finish_reason``."""
+        ...
+
+    async def cancel(self, id: str) -> None:
+        """Stop a request; unknown ids are fine."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine process."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model that answers: its names, its text side and its engine."""
+
+    name: str
+    tokenizer: Tokenizer
+    engine: Engine
+    context: int  # tokens
+    aliases: tuple[str, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def card(self) -> dict[str, Any]:
+        """The entry of ``GET /v1/models``."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "treadle",
+            "max_model_len": self.context,
+            "aliases": list(self.aliases),
+        }
+
+
+Load = Callable[[], Awaitable[Served]]
+
+
+class Service:
+    """State of the server: loading, then ready or failed."""
+
+    def __init__(self, config: Config, load: Load, version: str) -> None:
+        self.config = config
+        self.version = version
+        self.metrics = Metrics(lambda: self._served.engine.stats if self._served else {})
+        self.loaded = asyncio.Event()  # set when loading has ended, well or not
+        self._load = load
+        self._served: Served | None = None
+        self._failure: str | None = None
+
+    @property
+    def state(self) -> str:
+        """``loading``, ``ready`` or ``failed``; an engine that is being restarted counts as loading."""
+        if self._failure is not None:
+            return "failed"
+        if self._served is None:
+            return "loading"
+        state = self._served.engine.state
+        return state if state in ("ready", "failed") else "loading"
+
+    @property
+    def failure(self) -> str | None:
+        """Why loading failed."""
+        return self._failure
+
+    async def start(self) -> None:
+        """Load the model; never raises."""
+        try:
+            self._served = await self._load()
+        except TreadleError as error:
+            self._failure = str(error)
+        except Exception as error:
+            log.exception("loading the model failed")
+            self._failure = f"{type(error).__name__}: {error}"
+        finally:
+            self.loaded.set()
+
+    async def stop(self) -> None:
+        """Release the engine; a second call does nothing."""
+        served, self._served = self._served, None
+        if served is not None:
+            await served.engine.close()
+
+    def served(self) -> Served:
+        """The model, or an ApiError 503 while there is none."""
+        state = self.state
+        if state == "loading":
+            message = "the model is still loading; try again shortly"
+            raise ApiError(503, message, code="model_loading", headers={"Retry-After": "2"})
+        if state == "failed" or self._served is None:
+            message = "the model could not be loaded; the server's log says why"
+            raise ApiError(503, message, code="model_failed", headers={"Retry-After": "60"})
+        return self._served
+
+    def find(self, name: str | None) -> Served:
+        """The served model if ``name`` is one of its names (None: the only one there is), else ApiError 404."""
+        served = self.served()
+        if name is None or name == served.name or name in served.aliases:
+            return served
+        known = ", ".join((served.name, *served.aliases))
+        message = f"the model {name[:100]!r} is not served here; served: {known}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def service_of(request: HttpRequest) -> Service:
+    """The service behind a request."""
+    service: Service = request.app.state.service
+    return service
+
+
+async def body_of(request: HttpRequest) -> Any:
+    """The decoded JSON body, after making sure that a model is there to use it."""
+    service = service_of(request)
+    service.served()
+    return await read_json(request, service.config.max_body)
