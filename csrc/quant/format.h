@@ -40,6 +40,8 @@ inline constexpr int kSuper = 256;      // k per superblock
 inline constexpr int kGroup = 32;       // k per code group
 inline constexpr int kGroupsPerSuper = kSuper / kGroup;
 
+// Functions here are always inlined: an out-of-line copy compiled for a higher ISA could otherwise be the one that the linker
+// keeps for everybody.
 struct FormatInfo {
     std::string_view name;   // as in GGUF
     int block_k;             // values per block in the file
@@ -74,17 +76,17 @@ inline constexpr FormatInfo kFormatInfo[kFormats] = {
 // Values of the 4-bit codes of IQ4_NL and IQ4_XS.
 inline constexpr int8_t kCodebook[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-constexpr const FormatInfo& info(Format format) { return kFormatInfo[static_cast<int>(format)]; }
-constexpr bool is_float(Format format) { return info(format).bits == 0; }
+[[gnu::always_inline]] constexpr const FormatInfo& info(Format format) { return kFormatInfo[static_cast<int>(format)]; }
+[[gnu::always_inline]] constexpr bool is_float(Format format) { return info(format).bits == 0; }
 
 // The format named as in GGUF ("Q4_K"), if the kernels know it.
 std::optional<Format> format_from_name(std::string_view name);
 
 // Bytes of `k` values in the file; k must be a multiple of block_k.
-constexpr size_t file_bytes(Format format, size_t k) { return k / info(format).block_k * info(format).block_bytes; }
+[[gnu::always_inline]] constexpr size_t file_bytes(Format format, size_t k) { return k / info(format).block_k * info(format).block_bytes; }
 
 // Bytes of a superblock's header with `groups` groups of 32.
-constexpr size_t header_bytes(Format format, int groups) {
+[[gnu::always_inline]] constexpr size_t header_bytes(Format format, int groups) {
     const FormatInfo& f = info(format);
     if (!f.super) return static_cast<size_t>(groups) * 2 * kPanel * (f.min ? 2 : 1);
     const size_t scales = kSuper / f.scale_k * kPanel;
@@ -93,14 +95,14 @@ constexpr size_t header_bytes(Format format, int groups) {
 }
 
 // Bytes of one group's codes: 32 k of 16 outputs.
-constexpr size_t group_bytes(Format format) { return static_cast<size_t>(info(format).bits) * kGroup * kPanel / 8; }
+[[gnu::always_inline]] constexpr size_t group_bytes(Format format) { return static_cast<size_t>(info(format).bits) * kGroup * kPanel / 8; }
 
-constexpr size_t super_bytes(Format format, int groups) {
+[[gnu::always_inline]] constexpr size_t super_bytes(Format format, int groups) {
     return header_bytes(format, groups) + groups * group_bytes(format);
 }
 
 // Bytes of a panel: 16 output rows over `k` values.
-constexpr size_t panel_bytes(Format format, size_t k) {
+[[gnu::always_inline]] constexpr size_t panel_bytes(Format format, size_t k) {
     if (is_float(format)) return k * kPanel * info(format).block_bytes;
     const size_t full = k / kSuper;
     const int rest = static_cast<int>(k % kSuper / kGroup);

@@ -1,0 +1,12 @@
+#include <immintrin.h>
+
+#include <utility>
+
+#include "kernels/attention/attention.h"
+
+namespace treadle::avx512 {
+
+#include "kernels/simd/simd_avx512.h"
+#include "kernels/attention/attention_simd.h"
+
+}  // namespace treadle::avx512

@@ -1,0 +1,146 @@
+// Attention for any SIMD header. Included by ISA-specific sources inside their namespace.
+
+#include "kernels/simd/exp.h"
+
+// Rows computed together: 8 rows x 2 vectors of scores, or 6 x 4 vectors of values, fit 32 registers.
+inline constexpr int kScoreRows = 8;
+inline constexpr int kValueRows = 6;
+
+// scores[r][0..32) = query r . keys of one block, times scale
+template <int kRows>
+void score_block(const AttentionSplit& a, int first, const uint16_t* keys, float* scores) {
+    Float acc[kRows][2];
+    for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = float_zero();
+    for (int pair = 0; pair < a.head_dim / 2; ++pair) {
+        const uint8_t* at = reinterpret_cast<const uint8_t*>(keys + pair * 2 * kBlock);
+        const Bytes low = bytes_load(at), high = bytes_load(at + 64);
+        for (int r = 0; r < kRows; ++r) {
+            uint32_t q;
+            __builtin_memcpy(&q, a.query[first + r] + 2 * pair, 4);
+            acc[r][0] = dot_bf16(acc[r][0], low, q);
+            acc[r][1] = dot_bf16(acc[r][1], high, q);
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        float_store(scores + r * kAttentionStep, float_mul(acc[r][0], float_splat(a.scale)));
+        float_store(scores + r * kAttentionStep + 16, float_mul(acc[r][1], float_splat(a.scale)));
+    }
+}
+
+// out[r][d..d+16*kVectors) += sum over the block's tokens of p[r][token] * value[token][d..]
+template <int kRows, int kVectors>
+void value_block(const AttentionSplit& a, int d, int blocks, const uint16_t* const* values,
+                 const uint16_t (*p)[kAttentionStep], float* out) {
+    Float acc[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = float_load(out + r * a.head_dim + d + v * 16);
+    for (int block = 0; block < blocks; ++block) {
+        for (int pair = 0; pair < kBlock / 2; ++pair) {
+            Bytes value[kVectors];
+            for (int v = 0; v < kVectors; ++v)
+                value[v] = bytes_load(
+                    reinterpret_cast<const uint8_t*>(values[block] + (pair * a.head_dim + d + v * 16) * 2));
+            for (int r = 0; r < kRows; ++r) {
+                uint32_t weights;
+                __builtin_memcpy(&weights, p[r] + block * kBlock + 2 * pair, 4);
+                for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bf16(acc[r][v], value[v], weights);
+            }
+        }
+    }
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v) float_store(out + r * a.head_dim + d + v * 16, acc[r][v]);
+}
+
+template <int kRows>
+void value_rows(const AttentionSplit& a, int blocks, const uint16_t* const* values,
+                const uint16_t (*p)[kAttentionStep], float* out) {
+    int d = 0;
+    for (; d + 64 <= a.head_dim; d += 64) value_block<kRows, 4>(a, d, blocks, values, p, out);
+    for (; d < a.head_dim; d += 16) value_block<kRows, 1>(a, d, blocks, values, p, out);
+}
+
+// Calls f with a compile-time count of rows from 1 to kMost.
+template <int kMost, class F>
+inline void with_rows(int rows, F f) {
+    if constexpr (kMost > 1) {
+        if (rows < kMost) return with_rows<kMost - 1>(rows, f);
+    }
+    f(std::integral_constant<int, kMost>{});
+}
+
+void attention_split(const AttentionSplit& a) {
+    alignas(64) float scores[kMaxAttentionRows][kAttentionStep];
+    alignas(64) uint16_t p[kMaxAttentionRows][kAttentionStep];
+    const float none = -__builtin_inff();
+    for (int r = 0; r < a.rows; ++r) a.max[r] = none, a.sum[r] = 0;
+    for (int64_t i = 0; i < static_cast<int64_t>(a.rows) * a.head_dim; i += 16) float_store(a.out + i, float_zero());
+
+    for (int64_t key = a.begin; key < a.end; key += kAttentionStep) {
+        const int blocks =
+            static_cast<int>(((a.end - key < kAttentionStep ? a.end - key : kAttentionStep) + kBlock - 1) / kBlock);
+        const uint16_t* values[kAttentionStep / kBlock];
+        for (int b = 0; b < blocks; ++b) {
+            const uint16_t* keys = a.cache + a.table[key / kBlock + b] * a.block_stride;
+            values[b] = keys + static_cast<int64_t>(kBlock) * a.head_dim;
+            for (int r = 0; r < a.rows; r += kScoreRows)
+                with_rows<kScoreRows>(a.rows - r, [&](auto rows) {
+                    score_block<rows>(a, r, keys, &scores[r][b * kBlock]);
+                });
+        }
+        for (int r = 0; r < a.rows; ++r) {
+            const int seen = static_cast<int>(a.limit[r] - key);  // keys of this step that the row may see
+            for (int i = seen < 0 ? 0 : seen; i < blocks * kBlock; ++i) scores[r][i] = none;
+            Float largest = float_splat(a.max[r]);
+            for (int i = 0; i < blocks * kBlock; i += 16) largest = float_max(largest, float_load(&scores[r][i]));
+            const float max = float_max_of(largest);
+            const float base = max == none ? 0.0f : max;  // a row that sees nothing yet keeps a sum of zero
+            Float sum = float_zero();
+            for (int i = 0; i < blocks * kBlock; i += 16) {
+                const Float e = float_exp2(float_sub(float_load(&scores[r][i]), float_splat(base)));
+                sum = float_add(sum, e);
+                store_bf16(&p[r][i], e);
+            }
+            const Float shrink = float_exp2(float_splat(a.max[r] - base));
+            float first[16];
+            float_store(first, shrink);
+            a.sum[r] = a.sum[r] * first[0] + float_sum_of(sum);
+            if (max != a.max[r]) {
+                a.max[r] = max;
+                float* out = a.out + r * a.head_dim;
+                for (int d = 0; d < a.head_dim; d += 16) float_store(out + d, float_mul(float_load(out + d), shrink));
+            }
+        }
+        for (int r = 0; r < a.rows; r += kValueRows)
+            with_rows<kValueRows>(a.rows - r, [&](auto rows) {
+                value_rows<rows>(a, blocks, values, &p[r], a.out + static_cast<int64_t>(r) * a.head_dim);
+            });
+    }
+}
+
+void attention_merge(float* max_a, float* sum_a, float* out_a, float max_b, float sum_b, const float* out_b,
+                     int head_dim) {
+    if (sum_b == 0.0f) return;
+    const float max = *max_a > max_b ? *max_a : max_b;
+    const Float shrink_a = float_exp2(float_splat(*max_a - max)), shrink_b = float_exp2(float_splat(max_b - max));
+    float a[16], b[16];
+    float_store(a, shrink_a);
+    float_store(b, shrink_b);
+    *sum_a = *sum_a * a[0] + sum_b * b[0];
+    *max_a = max;
+    for (int d = 0; d < head_dim; d += 16)
+        float_store(out_a + d,
+                    float_fma(float_load(out_b + d), shrink_b, float_mul(float_load(out_a + d), shrink_a)));
+}
+
+void attention_store(const float* key, const float* value, int head_dim, uint16_t* block, int slot) {
+    uint16_t narrow[16];
+    uint16_t* values = block + static_cast<int64_t>(kBlock) * head_dim + slot / 2 * head_dim * 2 + slot % 2;
+    for (int d = 0; d < head_dim; d += 16) {
+        store_bf16(narrow, float_load(key + d));
+        for (int i = 0; i < 16; i += 2) __builtin_memcpy(block + ((d + i) / 2 * kBlock + slot) * 2, narrow + i, 4);
+        store_bf16(narrow, float_load(value + d));
+        for (int i = 0; i < 16; ++i) values[(d + i) * 2] = narrow[i];
+    }
+}
+
+AttentionKernels attention_kernels() { return {attention_split, attention_merge, attention_store}; }

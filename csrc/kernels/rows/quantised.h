@@ -1,0 +1,26 @@
+// Activations as int8: the right-hand side of every integer linear kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace treadle {
+
+// Rows of a float matrix quantised per group of 32 or 256 values, to nearest, symmetric in [-127, 127]:
+//
+//   q[m][k] = round(x[m][k] / scale[m][k / scale_k]),   scale = max |x| / 127 over the group
+//
+// with the sums that offsets and minimums of the weights multiply. All pointers are to row 0.
+struct Quantised {
+    int scale_k;           // 32 or 256: weights without super-scales and with them
+    const int8_t* q;       // [rows][q_stride]
+    const float* scale;    // [rows][groups32], of which the first k / scale_k are used
+    const float* sum;      // [rows][groups32], scale * sum of q over 32; only when scale_k is 32
+    const int32_t* neg32;  // [rows][groups32], - sum of q over 32
+    const int32_t* neg16;  // [rows][2 * groups32], - sum of q over 16
+    const int16_t* words;  // [rows][groups32], sum of q over 32, as 16-bit pairs
+    int64_t q_stride;      // bytes between rows
+    int64_t groups32;      // groups of 32 per row, rounded up to 8
+};
+
+}  // namespace treadle

@@ -1,0 +1,65 @@
+#include "program/op.h"
+
+namespace treadle {
+
+Buffer::Buffer(int64_t max_rows, int64_t width, bool logits)
+    : max_rows_(max_rows),
+      width_(width),
+      // A multiple of 4096 bytes between rows would put all rows of a tile into the same cache sets.
+      stride_((width + 31) / 32 * 32 + 16),
+      groups32_((width / 32 + 7) / 8 * 8),
+      logits_(logits),
+      floats_(max_rows * stride_ * sizeof(float)) {}
+
+void Buffer::need(Form form) {
+    if (form == Form::floats) return;
+    if (form == Form::bf16) {
+        if (bf16_.size() == 0) bf16_ = Memory(max_rows_ * stride_ * sizeof(uint16_t));
+        return;
+    }
+    Int8& int8 = int8_[form == Form::int8_256];
+    if (int8.q.size() != 0) return;
+    const int64_t groups = max_rows_ * groups32_;
+    int8.q = Memory(max_rows_ * stride_);
+    int8.scale = Memory(groups * sizeof(float));
+    if (form == Form::int8_32) int8.sum = Memory(groups * sizeof(float));
+    int8.neg32 = Memory(groups * sizeof(int32_t));
+    int8.neg16 = Memory(groups * 2 * sizeof(int32_t));
+    int8.words = Memory(groups * sizeof(int16_t));
+}
+
+void Buffer::convert(Form form, const RowKernels& kernels, int64_t index, int64_t begin, int64_t end) const {
+    const float* x = row(index) + begin;
+    if (form == Form::bf16) kernels.to_bf16(x, end - begin, bf16_.as<uint16_t>() + index * stride_ + begin);
+    if (form == Form::floats || form == Form::bf16) return;
+    const Int8& int8 = int8_[form == Form::int8_256];
+    const int scale_k = form == Form::int8_256 ? 256 : 32;
+    const int64_t group = index * groups32_ + begin / 32;
+    const QuantisedRow out{
+        .q = int8.q.as<int8_t>() + index * stride_ + begin,
+        .scale = int8.scale.as<float>() + index * groups32_ + begin / scale_k,
+        .sum = form == Form::int8_32 ? int8.sum.as<float>() + group : nullptr,
+        .neg32 = int8.neg32.as<int32_t>() + group,
+        .neg16 = int8.neg16.as<int32_t>() + 2 * group,
+        .words = int8.words.as<int16_t>() + group,
+    };
+    kernels.quantise(x, end - begin, scale_k, out);
+}
+
+Quantised Buffer::quantised(Form form, int64_t index) const {
+    const Int8& int8 = int8_[form == Form::int8_256];
+    const int64_t group = index * groups32_;
+    return {
+        .scale_k = form == Form::int8_256 ? 256 : 32,
+        .q = int8.q.as<int8_t>() + index * stride_,
+        .scale = int8.scale.as<float>() + group,
+        .sum = form == Form::int8_32 ? int8.sum.as<float>() + group : nullptr,
+        .neg32 = int8.neg32.as<int32_t>() + group,
+        .neg16 = int8.neg16.as<int32_t>() + 2 * group,
+        .words = int8.words.as<int16_t>() + group,
+        .q_stride = stride_,
+        .groups32 = groups32_,
+    };
+}
+
+}  // namespace treadle

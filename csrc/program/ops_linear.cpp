@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <cstring>
+
+#include "program/ops.h"
+#include "program/program.h"
+
+namespace treadle {
+
+namespace {
+
+// Weights per chunk when there are few rows: a claim (tens of ns, contended) stays under 2 % of reading them at 12 GB/s,
+// and a worker that loses its core delays the others by a chunk only.
+constexpr size_t kChunkBytes = size_t{64} << 10;
+// Panels per chunk when there are many rows: the block of activations is read from L3 once per so many panels.
+constexpr int64_t kChunkPanels = 8;
+// Range of K per pass: with 512 rows the activations of a pass take 512 KiB, half of a 1 MiB L2; a tile's rows take 12 KiB
+// of the 32 KiB L1.
+constexpr int64_t kPassK = 1024;
+// Rows from which compute, not memory, is the limit.
+constexpr int64_t kManyRows = 33;
+
+}  // namespace
+
+int64_t LinearOp::plan(const Step& step, int workers) {
+    step_rows_ = x_.rows(step);
+    if (step_rows_ == 0) return 0;
+    const int sides = epilogue_.gated ? 2 : 1;
+    int64_t panels = 0;
+    for (const LinearPart& part : parts_) panels += part.matrix->panels();
+    panels /= sides;
+    chunk_rows_ = step_rows_;
+    if (step_rows_ < kManyRows) {
+        const size_t stride = parts_[0].matrix->stride() * sides;
+        chunk_panels_ = std::clamp<int64_t>(kChunkBytes / stride, 1, kChunkPanels);
+    } else {
+        chunk_panels_ = kChunkPanels / sides;
+        // Few columns for many workers: cut the rows too, down to about a hundred, a whole number of tiles.
+        const int64_t chunks = (panels + chunk_panels_ - 1) / chunk_panels_;
+        while (chunk_rows_ > 10 * kMaxTileRows && chunks * ((step_rows_ + chunk_rows_ - 1) / chunk_rows_) < 4 * workers)
+            chunk_rows_ = (chunk_rows_ / 2 + kMaxTileRows - 1) / kMaxTileRows * kMaxTileRows;
+    }
+    chunk_panels_ = std::min<int64_t>(
+        chunk_panels_, kScratchBytes / (chunk_rows_ * sides * kPanel * static_cast<int64_t>(sizeof(float))));
+    row_chunks_ = (step_rows_ + chunk_rows_ - 1) / chunk_rows_;
+    int64_t total = 0;
+    const size_t count = epilogue_.gated ? 1 : parts_.size();
+    for (size_t i = 0; i < count; ++i)
+        total += (parts_[i].matrix->panels() + chunk_panels_ - 1) / chunk_panels_ * row_chunks_;
+    return total;
+}
+
+LinearOp::Range LinearOp::range(int64_t chunk) const {
+    for (int part = 0;; ++part) {
+        const int64_t panels = parts_[part].matrix->panels();
+        const int64_t chunks = (panels + chunk_panels_ - 1) / chunk_panels_ * row_chunks_;
+        if (chunk >= chunks) {
+            chunk -= chunks;
+            continue;
+        }
+        const int64_t panel = chunk / row_chunks_ * chunk_panels_, row = chunk % row_chunks_ * chunk_rows_;
+        return {part, panel, std::min(panel + chunk_panels_, panels), row, std::min(row + chunk_rows_, step_rows_)};
+    }
+}
+
+// tile[panel][row][16] = W x
+void LinearOp::multiply(const LinearPart& part, const Range& range, float* tile) const {
+    const Matrix& matrix = *part.matrix;
+    const int64_t rows = range.row_end - range.row_begin;
+    std::memset(tile, 0, (range.panel_end - range.panel_begin) * rows * kPanel * sizeof(float));
+    // Equal tiles rather than full ones and a rest.
+    const int64_t tiles = (rows + part.kernels.max_rows - 1) / part.kernels.max_rows;
+    const int64_t pass = rows < kManyRows ? matrix.cols : kPassK;
+    LinearTile t{};
+    t.k = matrix.cols;
+    t.x_stride = x_.stride();
+    t.out_stride = kPanel;
+    for (t.k_begin = 0; t.k_begin < matrix.cols; t.k_begin = t.k_end) {
+        t.k_end = std::min(t.k_begin + pass, matrix.cols);
+        for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+            t.panel = matrix.panel(panel);
+            for (int64_t i = 0; i < tiles; ++i) {
+                const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
+                const int64_t row = range.row_begin + begin;
+                switch (part.form) {
+                    case Form::floats: t.x = x_.row(row); break;
+                    case Form::bf16: t.x_bf16 = x_.bf16_row(row); break;
+                    default: t.a = x_.quantised(part.form, row);
+                }
+                t.out = tile + ((panel - range.panel_begin) * rows + begin) * kPanel;
+                part.kernels.tile[end - begin - 1](t);
+            }
+        }
+    }
+}
+
+void LinearOp::finish(const Range& range, const float* tile) const {
+    const int64_t rows = range.row_end - range.row_begin;
+    int64_t first_column = range.panel_begin * kPanel;
+    for (int part = 0; part < range.part; ++part) first_column += parts_[part].matrix->rows;
+    const int64_t part_end = first_column - range.panel_begin * kPanel + parts_[range.part].matrix->rows;
+    for (int64_t row = 0; row < rows; ++row) {
+        float* out = out_.row(range.row_begin + row);
+        const float* residual = epilogue_.residual ? epilogue_.residual->row(range.row_begin + row) : nullptr;
+        int64_t column = first_column;
+        for (int64_t panel = 0; panel < range.panel_end - range.panel_begin; ++panel, column += kPanel) {
+            const float* sums = tile + (panel * rows + row) * kPanel;
+            const int64_t count = std::min<int64_t>(kPanel, part_end - column);
+            for (int64_t i = 0; i < count; ++i) {
+                float y = sums[i];
+                if (!epilogue_.bias.empty()) y += epilogue_.bias[column + i];
+                if (residual != nullptr) y += residual[column + i];
+                out[column + i] = y;
+            }
+        }
+    }
+}
+
+void LinearOp::run(const Step&, int64_t chunk, uint8_t* scratch) {
+    const Range range = this->range(chunk);
+    float* tile = reinterpret_cast<float*>(scratch);
+    multiply(parts_[range.part], range, tile);
+    if (!epilogue_.gated) return finish(range, tile);
+    const int64_t rows = range.row_end - range.row_begin, panels = range.panel_end - range.panel_begin;
+    const float* gate = tile;
+    float* up = tile + panels * rows * kPanel;
+    multiply(parts_[1], range, up);
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        const int64_t column = (range.panel_begin + panel) * kPanel;
+        const int64_t count = std::min<int64_t>(kPanel, parts_[0].matrix->rows - column);
+        for (int64_t row = 0; row < rows; ++row) {
+            const int64_t at = (panel * rows + row) * kPanel;
+            rows_.swiglu(gate + at, up + at, count, out_.row(range.row_begin + row) + column);
+        }
+    }
+}
+
+}  // namespace treadle

@@ -1,0 +1,132 @@
+"""What model files are written in: named weights, operations, and the buffers between them.
+
+A `Graph` adds operations to a native `Program`. Buffers are reused from layer to layer; their leading dimension is the
+tokens of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle import _native
+from treadle.core import TreadleError
+from treadle.weights.loader import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Hyper-parameters that every dense decoder shares (GGUF keys without the architecture's prefix)."""
+
+    layers: int  # block_count
+    hidden: int  # embedding_length
+    heads: int  # attention.head_count
+    kv_heads: int  # attention.head_count_kv
+    head_dim: int  # attention.key_length, or hidden / heads
+    eps: float  # attention.layer_norm_rms_epsilon
+    context: int  # context_length: tokens the model was trained for
+
+
+class Graph:
+    """Builds the program of one model."""
+
+    def __init__(self, program: _native.Program, weights: Weights, config: ModelConfig) -> None:
+        self.config = config
+        self._program = program
+        self._weights = weights
+        self._buffers: dict[tuple[str, int], int] = {}
+        self.logits_buffer = -1
+
+    def rotary(self, frequency: NDArray[np.float32], magnitude: float = 1.0) -> None:
+        """Set the rotation of the attention operations that follow: radians per token [pairs]."""
+        self._program.angles(np.ascontiguousarray(frequency, np.float32), magnitude)
+
+    def embed(self, name: str) -> int:
+        """Rows of an embedding table: [tokens, hidden]."""
+        table = self._weights.raw(name)
+        out = self._buffer("x", table.shape[1])
+        self._program.embed(table.type, table.data, table.shape[0], out)
+        return out
+
+    def rms_norm(self, x: int, name: str) -> int:
+        """RMSNorm with the weight vector ``name``."""
+        weight = self._weights.vector(name)
+        out = self._buffer("logits norm" if x == self._buffers.get(("select", self.config.hidden)) else "norm",
+                           len(weight))  # fmt: skip
+        with self._weights.naming(name):
+            self._program.rms_norm(x, weight, self.config.eps, out)
+        return out
+
+    def linear(self, x: int, names: list[str], residual: int | None = None) -> int:
+        """Outputs of several matrices side by side: ``{name}.weight``, plus ``{name}.bias`` where the file has it.
+
+        With ``residual`` the result is added to that buffer in place.
+        """
+        matrices = [self._weights.matrix(f"{name}.weight") for name in names]
+        width = sum(m.rows for m in matrices)
+        biases = [self._weights.optional_vector(f"{name}.bias") for name in names]
+        bias = None
+        if any(b is not None for b in biases):
+            bias = np.concatenate(
+                [np.zeros(m.rows, np.float32) if b is None else b for m, b in zip(matrices, biases, strict=True)]
+            )
+        out = self._buffer("+".join(n.rsplit(".", 1)[-1] for n in names), width) if residual is None else residual
+        with self._weights.naming(*names):
+            self._program.linear(x, matrices, bias, -1 if residual is None else residual, out=out)
+        return out
+
+    def gated_linear(self, x: int, gate: str, up: str) -> int:
+        """silu(gate x) * (up x)."""
+        matrices = [self._weights.matrix(f"{name}.weight") for name in (gate, up)]
+        out = self._buffer("gated", matrices[0].rows)
+        with self._weights.naming(gate, up):
+            self._program.gated_linear(x, *matrices, out)
+        return out
+
+    def attention(self, qkv: int, *, neox: bool, norms: tuple[str, str] | None = None) -> int:
+        """Causal grouped-query attention of the fused q, k, v; ``norms``: per-head RMSNorm weights of q and k."""
+        c = self.config
+        out = self._buffer("attention", c.heads * c.head_dim)
+        q_norm, k_norm = (self._weights.vector(n) for n in norms) if norms else (None, None)
+        self._program.attention(
+            qkv, (c.heads, c.kv_heads, c.head_dim), neox=neox, q_norm=q_norm, k_norm=k_norm, eps=c.eps, out=out
+        )
+        return out
+
+    def select(self, x: int) -> int:
+        """The rows whose logits are wanted."""
+        out = self._buffer("select", self.config.hidden, logits=True)
+        self._program.select(x, out)
+        return out
+
+    def logits(self, x: int, name: str, tied: str) -> None:
+        """The output matrix ``name``, or the embedding ``tied`` where the file has none."""
+        matrix = self._weights.matrix(f"{name}.weight" if f"{name}.weight" in self._weights else f"{tied}.weight")
+        self.logits_buffer = self._buffer("logits", matrix.rows, logits=True)
+        with self._weights.naming(name):
+            self._program.linear(x, [matrix], None, out=self.logits_buffer)
+
+    def _buffer(self, role: str, width: int, logits: bool = False) -> int:
+        key = (role, width)
+        if key not in self._buffers:
+            self._buffers[key] = self._program.buffer(width, logits or role.startswith("logits"))
+        return self._buffers[key]
+
+
+def read_config(weights: Weights) -> ModelConfig:
+    """The shared hyper-parameters from GGUF metadata. Raises TreadleError naming a key that is absent or impossible."""
+    file = weights.file
+    hidden, heads = file.int("embedding_length"), file.int("attention.head_count")
+    if heads < 1 or hidden < 1:
+        raise TreadleError(f"{file.path}: {hidden} hidden values and {heads} attention heads; both must be positive")
+    return ModelConfig(
+        layers=file.int("block_count"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=file.int("attention.head_count_kv", heads),
+        head_dim=file.int("attention.key_length", hidden // heads),
+        eps=file.float("attention.layer_norm_rms_epsilon"),
+        context=file.int("context_length"),
+    )

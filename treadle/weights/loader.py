@@ -1,0 +1,87 @@
+"""Weights of a model file, by name, in the form that programs take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle import _native
+from treadle.core import TreadleError
+from treadle.weights.gguf import GgufModelFile
+
+# Called with (bytes done, bytes in total).
+Progress = Callable[[int, int], None]
+
+
+class Weights:
+    """Hands out the tensors of one file and remembers which were asked for."""
+
+    def __init__(self, file: GgufModelFile, pool: _native.Pool, progress: Progress | None = None) -> None:
+        self.file = file
+        self._pool = pool
+        self._progress = progress
+        self._matrices: dict[str, _native.Matrix] = {}
+        self._used: set[str] = set()
+        self._done = 0
+        self._total = sum(file.tensor(name).nbytes for name in file.tensor_names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file.tensor_names
+
+    def raw(self, name: str) -> _native.GgufTensor:
+        """The tensor as it is in the file. Raises TreadleError when it is absent."""
+        if name not in self:
+            raise TreadleError(
+                f"{self.file.path}: tensor {name!r} is missing; the file is incomplete or needs a newer Treadle"
+            )
+        self._used.add(name)
+        return self.file.tensor(name)
+
+    def matrix(self, name: str) -> _native.Matrix:
+        """A packed matrix [outputs, inputs]; the same object when asked again."""
+        if name not in self._matrices:
+            tensor = self.raw(name)
+            if len(tensor.shape) != 2:
+                raise TreadleError(f"{self.file.path}: tensor {name!r} has shape {tensor.shape}, not two dimensions")
+            with self.naming(name):
+                rows, cols = tensor.shape
+                self._matrices[name] = _native.pack(self._pool, tensor.type, tensor.data, rows, cols)
+            self._advance(tensor.nbytes)
+        return self._matrices[name]
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A vector as float32."""
+        tensor = self.raw(name)
+        if len(tensor.shape) != 1:
+            raise TreadleError(f"{self.file.path}: tensor {name!r} has shape {tensor.shape}, not one dimension")
+        with self.naming(name):
+            return _native.dequantise(tensor.type, tensor.data)
+
+    def optional_vector(self, name: str) -> NDArray[np.float32] | None:
+        """A vector as float32, or None when the file does not have it."""
+        return self.vector(name) if name in self else None
+
+    def unused(self) -> list[str]:
+        """Tensors that nobody asked for."""
+        return [name for name in self.file.tensor_names if name not in self._used]
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of all packed matrices."""
+        return sum(m.nbytes for m in self._matrices.values())
+
+    @contextmanager
+    def naming(self, *names: str) -> Iterator[None]:
+        """Turn a shape error of the native side into one that names the file and the tensors."""
+        try:
+            yield
+        except ValueError as error:
+            raise TreadleError(f"{self.file.path}: {', '.join(names)}: {error}") from None
+
+    def _advance(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress:
+            self._progress(self._done, self._total)
