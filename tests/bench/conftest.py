@@ -26,6 +26,8 @@ class FakeServer:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 await self._answer(head.decode(), reader, writer)
+                if self.fail == "close":  # without saying so, as cpp-httplib does
+                    break
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:

@@ -93,6 +93,15 @@ def test_failures_are_counted_not_raised(running: Any, fail: str, message: str) 
     assert report.ttft is None
 
 
+def test_a_connection_closed_between_requests_is_opened_again(running: Any) -> None:
+    async def run() -> LevelReport:
+        async with running("close") as server:
+            return await closed_loop(_target(server), SHORT, RATE, users=2, conversations=6)
+
+    report = asyncio.run(run())
+    assert (report.requests, report.errors) == (6, 0)
+
+
 def test_a_server_that_is_not_there() -> None:
     target = Target("http://127.0.0.1:9", "x")
     report = asyncio.run(closed_loop(target, SHORT, RATE, users=1, conversations=1))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from treadle.bench.shapes import SHAPES, Shape, find_shape
 from treadle.bench.synth import MIXTURES, plan_tensors, write_synthetic
+from treadle.bench.synth_tokenizer import tokenizer_metadata
 from treadle.core import TreadleError
 
 TINY = Shape("tiny", "qwen2", 3, 256, 512, 4, 2, 512, 1024, 1e6, 1e-6, head_dim=64)
@@ -53,6 +60,20 @@ def test_metadata_of_every_family(tmp_path: Path, family: str) -> None:
     for merge in fields["tokenizer.ggml.merges"]:
         left, right = merge.split(" ")
         assert {left, right, left + right} <= set(tokens)
+
+
+def test_words_become_the_same_tokens_again() -> None:
+    """With the `tokenizers` package as oracle."""
+    metadata: dict[str, Any] = dict(tokenizer_metadata(find_shape("qwen3-8b")))
+    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+    assert len(tokens) == len(set(tokens)) == 151936
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    encoder = Tokenizer(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    encoder.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    encoder.decoder = ByteLevelDecoder()
+    words = [i for i, token in enumerate(tokens) if token.startswith("Ġ")]
+    ids = random.Random(0).sample(words, 500)
+    assert encoder.encode(encoder.decode(ids)).ids == ids
 
 
 def test_mixture_equals_a_real_q4_k_m_file() -> None:

@@ -70,15 +70,8 @@ class Connection:
         """Sends one request and yields the pieces of the answer's body."""
         complete = False
         try:
-            if self._streams is None:
-                self._streams = await asyncio.open_connection(
-                    self._host, self._port, ssl=self._tls, limit=_LINE_LIMIT
-                )
-            reader, writer = self._streams
             head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-            status, headers = await _read_head(reader)
+            reader, status, headers = await self._send(head.encode() + body)
             pieces = _read_body(reader, headers)
             if status != 200:
                 text = b"".join([piece async for piece in pieces]).decode(errors="replace")
@@ -89,6 +82,27 @@ class Connection:
         finally:
             if not complete:
                 await self.close()
+
+    async def _send(self, request: bytes) -> tuple[asyncio.StreamReader, int, dict[str, str]]:
+        """Sends on the open connection; if the server has closed that one meanwhile, once more on a new one."""
+        if self._streams is not None:
+            try:
+                return await self._send_once(*self._streams, request)
+            except (ConnectionError, asyncio.IncompleteReadError) as error:
+                if getattr(error, "partial", b""):
+                    raise
+                await self.close()
+        self._streams = await asyncio.open_connection(
+            self._host, self._port, ssl=self._tls, limit=_LINE_LIMIT
+        )
+        return await self._send_once(*self._streams, request)
+
+    async def _send_once(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+    ) -> tuple[asyncio.StreamReader, int, dict[str, str]]:
+        writer.write(request)
+        await writer.drain()
+        return reader, *await _read_head(reader)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

@@ -1,7 +1,7 @@
-"""A vocabulary of the right size for a synthetic model: bytes, a few merges, fillers, the family's special tokens.
+"""A vocabulary of the right size for a synthetic model: bytes, syllables, words, the family's special tokens.
 
-A text becomes about one token per byte (there are next to no merges), which makes prompt lengths predictable;
-every id decodes to visible text.
+Words are a space and one to three syllables, merged from left to right, so a text of such words becomes the same
+tokens again when it is sent back: conversations grow, and prefixes repeat, as with a real vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from treadle.bench.gguf_writer import Value
 from treadle.bench.shapes import Family, Shape
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # llama.cpp's token types
-_MERGES = ("Ġ t", "h e", "i n", "Ġt he")
+_SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
 
 _R1_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
@@ -94,12 +94,22 @@ def _byte_characters() -> list[str]:
     return [stand_in.get(byte) or chr(next(others)) for byte in range(256)]
 
 
+def _merges(count: int) -> list[str]:
+    """``count`` merges, one new token each: syllables first, then words, short ones first."""
+    merges = [" ".join(syllable) for syllable in _SYLLABLES]
+    stems = ["Ġ"]
+    while len(merges) < count:
+        merges += (f"{stem} {syllable}" for stem in stems for syllable in _SYLLABLES)
+        stems = [stem + syllable for stem in stems for syllable in _SYLLABLES]
+    return merges[:count]
+
+
 def tokenizer_metadata(shape: Shape) -> dict[str, Value]:
     """The ``tokenizer.*`` entries of a GGUF for this shape; needs a vocabulary of at least 300."""
     specials = _SPECIALS[shape.family]
     first = min(specials.first, shape.vocab - len(specials.names))  # small test vocabularies: at the end
-    words = [*_byte_characters(), *(merge.replace(" ", "") for merge in _MERGES)]
-    words += [f"Ġw{number}" for number in range(shape.vocab - len(words) - len(specials.names))]
+    merges = _merges(shape.vocab - 256 - len(specials.names))
+    words = [*_byte_characters(), *(merge.replace(" ", "") for merge in merges)]
     tokens = words[:first] + list(specials.names) + words[first:]
     types = np.full(shape.vocab, _NORMAL, np.int32)
     for offset, name in enumerate(specials.names):
@@ -109,7 +119,7 @@ def tokenizer_metadata(shape: Shape) -> dict[str, Value]:
         "tokenizer.ggml.pre": specials.pre,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": _MERGES,
+        "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.eos_token_id": first + specials.names.index(specials.eos),
         "tokenizer.ggml.add_bos_token": specials.bos is not None and shape.family != "smollm2",
         "tokenizer.chat_template": specials.template,
