@@ -10,26 +10,23 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
-from treadle.core import Request, TreadleError
 from treadle.server.errors import ApiError, json_response
 from treadle.server.generation import (
     Choice,
     Job,
     TokenText,
     check_stream_options,
-    encode,
     make_choices,
     sampling_params,
 )
-from treadle.server.prompt import render
+from treadle.server.prompt import encode_chat
 from treadle.server.schema import ChatBody, validate
 from treadle.server.service import Served, body_of, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
 
 
-async def chat_completions(request: HttpRequest) -> Response | ASGIApp:
+async def chat_completions(request: HttpRequest) -> Response | EventStream:
     """Everything that can be wrong with a request is found before the first byte of a stream is sent."""
     service = service_of(request)
     body = validate(ChatBody, await body_of(request))
@@ -51,14 +48,15 @@ def _check(body: ChatBody) -> None:
 
 async def _job(request: HttpRequest, body: ChatBody, served: Served) -> Job:
     service = service_of(request)
-    text = render(served, body)
-    ids = await encode(served.tokenizer, text, chat=True)
+    prompt = await encode_chat(served, body, body.continue_final_message or False)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
-    params = sampling_params(body, served, len(ids), limit, "messages", logprobs)
+    params = sampling_params(body, served, len(prompt.ids), limit, "messages", logprobs)
     raw = (body.reasoning_format or service.config.reasoning_format) == "none"
-    choices = make_choices(request, body, served, ids, params, reasoning=None if raw else text)
-    return Job(served, service.metrics, choices, len(ids))
+    choices = make_choices(request, body, served, prompt.ids, params, thinking=None if raw else prompt.thinking)
+    job = Job(served, service.metrics, choices, len(prompt.ids))
+    await job.start()
+    return job
 
 
 class Answer:

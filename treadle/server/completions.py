@@ -10,7 +10,6 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from treadle.server.errors import ApiError, json_response
 from treadle.server.generation import (
@@ -30,7 +29,7 @@ MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
 
 
-async def completions(request: HttpRequest) -> Response | ASGIApp:
+async def completions(request: HttpRequest) -> Response | EventStream:
     """Choices are numbered prompt by prompt: prompt p, sample i is choice ``p * n + i``."""
     service = service_of(request)
     body = validate(CompletionBody, await body_of(request))
@@ -38,7 +37,8 @@ async def completions(request: HttpRequest) -> Response | ASGIApp:
     _check(body)
     prompts = await _prompts(body, served)
     job = _job(request, body, served, prompts)
-    echoes = [served.tokenizer.decode(ids) if body.echo else "" for ids in prompts]
+    await job.start()
+    echoes = [served.text.decode(ids) if body.echo else "" for ids in prompts]
     answer = Completion(job, body, [echo for echo in echoes for _ in range(body.n or 1)])
     if body.stream:
         return EventStream(answer.stream(), service.config.keep_alive)
@@ -75,9 +75,9 @@ async def _prompts(body: CompletionBody, served: Served) -> list[list[int]]:
         if not item:
             message = f"prompt: number {number} is empty; give at least one character or token"
             raise ApiError(400, message, param="prompt", code="invalid_value")
-        ids = await encode(served.tokenizer, item) if isinstance(item, str) else item
-        if max(ids) >= served.tokenizer.vocab_size:
-            message = f"prompt: token ids go from 0 to {served.tokenizer.vocab_size - 1}; got {max(ids)}"
+        ids = await encode(served, item) if isinstance(item, str) else item
+        if max(ids) >= served.text.vocab_size:
+            message = f"prompt: token ids go from 0 to {served.text.vocab_size - 1}; got {max(ids)}"
             raise ApiError(400, message, param="prompt", code="invalid_value")
         prompts.append(ids)
     return prompts
@@ -88,7 +88,7 @@ def _job(request: HttpRequest, body: CompletionBody, served: Served, prompts: li
     for ids in prompts:
         limit = body.max_tokens or min(DEFAULT_MAX_TOKENS, max(served.context - len(ids), 1))
         params = sampling_params(body, served, len(ids), limit, "prompt", body.logprobs)
-        choices += make_choices(request, body, served, ids, params)
+        choices += make_choices(request, body, served, ids, params, thinking=None)
     return Job(served, service_of(request).metrics, choices, sum(map(len, prompts)))
 
 

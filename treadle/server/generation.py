@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from treadle.core import Output, Request, SamplingParams, TokenLogprobs
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from treadle.core import Output, Request, SamplingParams, TokenLogprobs, TreadleError
 from treadle.server.errors import ApiError
 from treadle.server.metrics import Metrics
 from treadle.server.schema import Sampling
 from treadle.server.service import Served
-from treadle.text import Detokenizer, ReasoningSplitter, Tokenizer
+from treadle.server.textside import AnswerText, Reasoning, TextSide
 
 LARGE_TEXT = 8192  # characters; longer ones are tokenised on a thread, so that running streams do not wait
 
 
-async def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
-    """Token ids of ``text``. ``special``: add BOS where the model wants it, parse no control tokens."""
+async def encode(served: Served, text: str, *, add_special: bool = True) -> list[int]:
+    """Token ids of raw text."""
     if len(text) < LARGE_TEXT:
-        return tokenizer.encode(text, add_special=special)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special=special)
+        return served.text.encode(text, add_special=add_special)
+    return await asyncio.to_thread(served.text.encode, text, add_special=add_special)
 
 
 def sampling_params(
-    body: Sampling, served: Served, prompt: Sequence[int], limit: int | None, param: str, logprobs: int | None
+    body: Sampling, served: Served, prompt_tokens: int, limit: int | None, param: str, logprobs: int | None
 ) -> SamplingParams:
     """The engine's parameters. Raises ApiError 400 when prompt and ``limit`` do not fit into the context."""
-    room = served.context - len(prompt)
+    room = served.context - prompt_tokens
     if room < 1:
         raise ApiError(
             400,
-            f"{param}: the prompt has {len(prompt)} tokens, but the context is {served.context} tokens and at least "
+            f"{param}: the prompt has {prompt_tokens} tokens, but the context is {served.context} tokens and at least "
             "one is needed for the answer; shorten the prompt",
             param=param,
             code="context_length_exceeded",
@@ -41,7 +45,7 @@ def sampling_params(
     if limit is not None and limit > room:
         raise ApiError(
             400,
-            f"the prompt has {len(prompt)} tokens and {limit} were asked for, together {len(prompt) + limit}, but the "
+            f"the prompt has {prompt_tokens} tokens and {limit} were asked for, together {prompt_tokens + limit}, but the "
             f"context is {served.context} tokens; ask for at most {room} or leave the limit out",
             param="max_completion_tokens" if getattr(body, "max_completion_tokens", None) else "max_tokens",
             code="context_length_exceeded",
@@ -60,9 +64,9 @@ def sampling_params(
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
-        logit_bias=_logit_bias(body.logit_bias or {}, served.tokenizer.vocab_size),
+        logit_bias=_logit_bias(body.logit_bias or {}, served.text.vocab_size),
         seed=body.seed,
-        stop_token_ids=_token_ids(body.stop_token_ids or [], served.tokenizer.vocab_size, "stop_token_ids"),
+        stop_token_ids=_token_ids(body.stop_token_ids or [], served.text.vocab_size, "stop_token_ids"),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
     )
@@ -133,19 +137,18 @@ class Piece:
 class Choice:
     """One answer being written: turns outputs into text, watches for stop strings, splits off reasoning."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, text: Detokenizer, splitter: ReasoningSplitter | None):
+    def __init__(self, request: Request, side: TextSide, text: AnswerText, splitter: Reasoning | None) -> None:
         self.request = request
         self.completion_tokens = 0
         self.cached_tokens = 0
-        self._tokenizer = tokenizer
+        self._side = side
         self._text = text
         self._splitter = splitter
 
     def feed(self, output: Output) -> Piece:
         """Raises ApiError when the engine failed."""
         if output.finish_reason in ("error", "cancelled"):
-            message = output.error or "the engine stopped this request"
-            raise ApiError(500, message, code="engine_error")
+            raise ApiError(500, output.error or "the engine stopped this request", code="engine_error")
         self.completion_tokens += len(output.token_ids)
         if output.usage is not None:
             self.cached_tokens = output.usage.cached_tokens
@@ -161,20 +164,51 @@ class Choice:
         parts = [self._splitter.feed(text)]
         if last:
             parts.append(self._splitter.finish())
-        reasoning = "".join(part.reasoning for part in parts)
-        content = "".join(part.content for part in parts)
+        reasoning = "".join(part[0] for part in parts)
+        content = "".join(part[1] for part in parts)
         fields = ((b"reasoning_content", reasoning), (b"content", content))
         return [(name, value) for name, value in fields if value]
 
     def _tokens(self, output: Output) -> list[TokenText] | None:
         if self.request.params.logprobs is None:
             return None
-        data = self._tokenizer.token_bytes
+        data = self._side.token_bytes
         found: list[TokenLogprobs] = output.logprobs or []
         return [
             TokenText(data(token), entry.logprob, [(data(other), value) for other, value in entry.top])
             for token, entry in zip(output.token_ids, found, strict=True)
         ]
+
+
+def make_choices(
+    http: HttpRequest, body: Sampling, served: Served, ids: list[int], params: SamplingParams, *, thinking: bool | None
+) -> list[Choice]:
+    """``n`` choices for one prompt. ``thinking`` None: leave reasoning in the content. Seeds count up from the given."""
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    choices = []
+    for number in range(body.n or 1):
+        own = params if params.seed is None else msgspec.structs.replace(params, seed=_wrapped(params.seed + number))
+        request = Request(
+            id=secrets.token_hex(12),
+            prompt_ids=ids,
+            params=own,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            user=http.state.key,
+        )
+        text = served.text.answer(
+            stop=stop,
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special=body.skip_special_tokens is not False,
+        )
+        splitter = None if thinking is None else served.text.reasoning(thinking=thinking)
+        choices.append(Choice(request, served.text, text, splitter))
+    return choices
+
+
+def _wrapped(seed: int) -> int:
+    """``seed`` as the 64-bit signed number that it stands for."""
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 @dataclass
@@ -186,15 +220,32 @@ class Job:
     choices: list[Choice]
     prompt_tokens: int  # counted once, however many choices
     _running: set[str] = field(default_factory=set)
+    _streams: list[AsyncIterator[Output]] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Hand all choices to the engine. Raises ApiError, with nothing running, if it does not take them."""
+        try:
+            for choice in self.choices:
+                self._streams.append(self.served.engine.submit(choice.request))
+                self._running.add(choice.request.id)
+        except TreadleError as error:
+            await self.stop()
+            if type(error).__name__ == "QueueFull":
+                raise ApiError(429, str(error), code="queue_full", headers={"Retry-After": "5"}) from None
+            raise ApiError(400, str(error)) from None
+
+    async def stop(self) -> None:
+        """Cancel what still runs."""
+        running, self._running = self._running, set()
+        for id in running:
+            await self.served.engine.cancel(id)
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(index of the choice, what it gained), until every choice has finished. Closing it cancels the rest."""
         self.metrics.prompt_tokens.inc(self.prompt_tokens)
-        self._running = {choice.request.id for choice in self.choices}
-        streams = [self.served.engine.submit(choice.request) for choice in self.choices]
         try:
             with self.metrics.clock() as clock:
-                async with contextlib.aclosing(_merge(streams)) as outputs:
+                async with contextlib.aclosing(_merge(self._streams)) as outputs:
                     async for index, output in outputs:
                         choice = self.choices[index]
                         if choice.request.id not in self._running:
@@ -206,11 +257,11 @@ class Job:
                         yield index, piece
                         if not self._running:
                             return
+            raise ApiError(500, "the engine stopped before the answer was finished", code="engine_error")
         finally:
             self.metrics.completion_tokens.inc(sum(choice.completion_tokens for choice in self.choices))
             self.metrics.cached_tokens.inc(self._cached())
-            for id in self._running:
-                await self.served.engine.cancel(id)
+            await self.stop()
 
     def usage(self) -> dict[str, Any]:
         """The ``usage`` object."""

@@ -16,7 +16,7 @@ from treadle.core import Output, Request, TreadleError
 from treadle.server.body import read_json
 from treadle.server.errors import ApiError
 from treadle.server.metrics import Metrics
-from treadle.text import Tokenizer
+from treadle.server.textside import TextSide
 
 log = logging.getLogger("treadle.server")
 
@@ -52,7 +52,7 @@ class Served:
     """A model that answers: its names, its text side and its engine."""
 
     name: str
-    tokenizer: Tokenizer
+    text: TextSide
     engine: Engine
     context: int  # tokens
     aliases: tuple[str, ...] = ()

@@ -1,0 +1,58 @@
+"""From the messages of a body to the ids of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from treadle.core import TreadleError
+from treadle.server.errors import ApiError
+from treadle.server.schema import ChatBody, Message, TokenizeBody
+from treadle.server.service import Served
+from treadle.server.textside import ChatOptions, ChatPrompt
+
+LARGE_TEXT = 8192  # characters; longer conversations are tokenised on a thread, so that running streams do not wait
+
+
+async def encode_chat(served: Served, body: ChatBody | TokenizeBody, continue_final: bool) -> ChatPrompt:
+    """The prompt of ``body.messages``. Raises ApiError 400 if they make no sense or the template refuses them."""
+    messages = [_plain(index, message) for index, message in enumerate(body.messages or [])]
+    if continue_final and (body.add_generation_prompt or messages[-1]["role"] != "assistant"):
+        message = "continue_final_message needs a last message of the assistant and add_generation_prompt: false"
+        raise ApiError(400, message, param="continue_final_message", code="invalid_value")
+    options = ChatOptions(
+        add_generation_prompt=body.add_generation_prompt is not False and not continue_final,
+        continue_final_message=continue_final,
+        template_kwargs=body.chat_template_kwargs or {},
+    )
+    size = sum(len(message["content"] or "") for message in messages)
+    try:
+        if size < LARGE_TEXT:
+            return served.text.encode_chat(messages, options)
+        return await asyncio.to_thread(served.text.encode_chat, messages, options)
+    except TreadleError as error:
+        raise ApiError(400, f"messages: {error}", param="messages", code="template_error") from None
+
+
+def _plain(index: int, message: Message) -> dict[str, Any]:
+    """The form that chat templates know: content as one text, absent fields left out."""
+    path = f"messages[{index}]"
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    content = message.content
+    plain["content"] = "".join(part.text for part in content) if isinstance(content, list) else content
+    if content is None and not (message.role == "assistant" and message.tool_calls):
+        raise ApiError(400, f"{path}.content is required", param="messages", code="invalid_value")
+    if message.tool_calls and message.role != "assistant":
+        text = f"{path}.tool_calls: only messages of the assistant may have tool calls"
+        raise ApiError(400, text, param="messages", code="invalid_value")
+    if (message.role == "tool") != (message.tool_call_id is not None):
+        text = f"{path}.tool_call_id: required in messages of the role tool, and allowed only there"
+        raise ApiError(400, text, param="messages", code="invalid_value")
+    if message.tool_calls:
+        plain["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if (reasoning := message.reasoning_content or message.reasoning) is not None:
+        plain["reasoning_content"] = reasoning
+    return plain
