@@ -1,18 +1,22 @@
-"""An engine that plays a script, so that tests decide when it is slow, breaks or is cancelled."""
+"""An engine that plays a script and a tokenizer of bytes: tests decide what is slow, breaks or is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
-from treadle.core import Output, Request, TokenLogprobs, Usage
+from treadle.core import Output, Request, TokenLogprobs, TreadleError, Usage
+from treadle.server.textside import ChatOptions, ChatPrompt
 
 
 class ScriptedEngine:
     """Answers every request with the same tokens, one output each."""
 
-    def __init__(self, token_ids: list[int], *, delay: float = 0.0, first: float = 0.0, fail_after: int | None = None):
-        self.token_ids = token_ids
+    def __init__(
+        self, text: str = "Hello", *, delay: float = 0.0, first: float = 0.0, fail_after: int | None = None
+    ) -> None:
+        self.token_ids = list(text.encode())
         self.delay = delay  # seconds between tokens
         self.first = first  # seconds before the first one
         self.fail_after = fail_after
@@ -32,15 +36,16 @@ class ScriptedEngine:
         limit = request.params.max_tokens or 10**9
         for count, token in enumerate(self.token_ids[:limit], 1):
             if count - 1 == self.fail_after:
-                yield Output(id=request.id, token_ids=[], finish_reason="error", error="the engine process died")
+                error = "the engine process died"
+                yield Output(id=request.id, token_ids=[], finish_reason="error", error=error)
                 return
             last = count == min(len(self.token_ids), limit)
             reason = None if not last else "length" if count == limit else "stop"
             entry = TokenLogprobs(logprob=-0.5, top=[(token, -0.5)])
             logprobs = None if request.params.logprobs is None else [entry]
-            yield Output(
-                id=request.id, token_ids=[token], logprobs=logprobs, finish_reason=reason, usage=usage if last else None
-            )
+            output = Output(id=request.id, token_ids=[token], logprobs=logprobs, finish_reason=reason)
+            output.usage = usage if last else None
+            yield output
             await asyncio.sleep(self.delay)
 
     async def cancel(self, id: str) -> None:
@@ -48,3 +53,79 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         self.closed = True
+
+
+class ByteText:
+    """Token ids are bytes. A conversation is its contents, one after the other; `refuse` makes the template fail."""
+
+    vocab_size = 256
+
+    def __init__(self, reasons: bool = False) -> None:
+        self.reasons = reasons
+        self.conversations: list[list[dict[str, Any]]] = []
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, messages: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
+        self.conversations.append(messages)
+        text = "".join(message["content"] or "" for message in messages)
+        if "refuse" in text:
+            raise TreadleError("Conversation roles must alternate user/assistant")
+        return ChatPrompt(ids=list(text.encode()), thinking=self.reasons)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+    def answer(self, *, stop: tuple[str, ...], include_stop: bool, skip_special: bool) -> ByteAnswer:
+        return ByteAnswer(stop)
+
+    def reasoning(self, *, thinking: bool) -> UntilClose | None:
+        return UntilClose() if self.reasons else None
+
+
+class ByteAnswer:
+    """Holds everything back while a stop string may still begin."""
+
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self.stopped = False
+        self._stop = stop
+        self._held = b""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        self._held += bytes(token_ids)
+        for stop in self._stop:
+            if stop.encode() in self._held:
+                self.stopped = True
+                self._held = self._held[: self._held.index(stop.encode())]
+        try:
+            text = self._held.decode()
+        except UnicodeDecodeError:
+            return ""
+        if self._stop and not self.stopped:
+            return ""
+        self._held = b""
+        return text
+
+    def finish(self) -> str:
+        return self._held.decode("utf-8", "replace")
+
+
+class UntilClose:
+    """Everything before `|` is reasoning."""
+
+    def __init__(self) -> None:
+        self._closed = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        if self._closed:
+            return "", text
+        before, mark, after = text.partition("|")
+        self._closed = bool(mark)
+        return before, after
+
+    def finish(self) -> tuple[str, str]:
+        return "", ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from treadle.server.errors import ApiError
+
+log = logging.getLogger("treadle.server")
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b":\n\n"
@@ -100,10 +103,15 @@ class EventStream:
 
     async def _pump(self, send: Send) -> bool:
         now = asyncio.get_running_loop().time
-        async with contextlib.aclosing(self._events) as events:
-            async for data in events:
-                self._sent = now()
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            async with contextlib.aclosing(self._events) as events:
+                async for data in events:
+                    self._sent = now()
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+        except Exception:
+            log.exception("a stream failed")
+            error = ApiError(500, "the server failed in the middle of this answer", code="internal_error")
+            await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
         return True
 
     async def _comment(self, send: Send) -> None:
