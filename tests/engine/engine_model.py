@@ -1,0 +1,163 @@
+"""A tiny model behind the StepRunner protocol, whose every token depends on every KV entry before it.
+
+The KV entry of a position is a hash of its token and of all earlier entries, read through the block table, and the
+next token is taken from the entry of the last one. A wrong table, a block given away too early, a prefix matched
+wrongly or a token run twice therefore changes the answer. ``expected`` computes the same from a plain list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from treadle.core import Request, SamplingParams
+from treadle.engine.engine import Engine, EngineConfig
+from treadle.engine.kv.pool import BLOCK
+
+VOCAB = 1000
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+
+
+def entry(token: int, earlier: np.ndarray) -> np.uint64:
+    weights = np.arange(1, len(earlier) + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    with np.errstate(over="ignore"):
+        mixed = (np.dot(earlier, weights) + np.uint64(token) + np.uint64(len(earlier))) * _PRIME
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+def token_of(value: np.uint64) -> int:
+    return int(value >> np.uint64(7)) % VOCAB
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    """The next ``count`` tokens after ``prompt``."""
+    tokens, entries = list(prompt), np.zeros(len(prompt) + count, np.uint64)
+    done = 0
+    while len(tokens) < len(prompt) + count:
+        for i in range(done, len(tokens)):
+            entries[i] = entry(tokens[i], entries[:i])
+        done = len(tokens)
+        tokens.append(token_of(entries[done - 1]))
+    return tokens[len(prompt) :]
+
+
+class NothingLeft(ValueError):
+    def __init__(self, picks: list[int]) -> None:
+        super().__init__("nothing is left to choose from")
+        self.picks = picks
+
+
+class State:
+    def __init__(self, request: Request) -> None:
+        self.bias = dict(request.params.logit_bias)
+        self.logprobs = request.params.logprobs
+        self.accepted: list[int] = []
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+class ModelRunner:
+    """Its time is a clock of its own that every step moves on by ``cost(decodes, prompt tokens)`` seconds."""
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int = 64,
+        max_sequences: int = 8,
+        context: int = 512,
+        num_blocks: int = 64,
+        eos_ids: frozenset[int] = frozenset(),
+        cost: Callable[[int, int], float] = lambda decodes, prefill: 0.01 + 0.001 * decodes + 0.001 * prefill,
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.max_sequences = max_sequences
+        self.context = context
+        self.num_blocks = num_blocks
+        self.vocab_size = VOCAB
+        self.eos_ids = eos_ids
+        self.tables = np.full((max_sequences, -(-context // BLOCK)), -1, np.int32)
+        self.steps: list[list[int]] = []  # query lengths of every step
+        self.tokens_run = 0
+        self.now = 0.0
+        self._cost = cost
+        self._kv = np.zeros((num_blocks, BLOCK), np.uint64)
+        self._logits: list[np.uint64] = []
+
+    def run(self, tokens, query_lens, past_lens, slots, logits_rows) -> None:
+        assert 0 < len(tokens) <= self.max_tokens
+        assert len(set(slots.tolist())) == len(slots) <= self.max_sequences
+        assert query_lens.sum() == len(tokens)
+        self.steps.append(query_lens.tolist())
+        self.tokens_run += len(tokens)
+        values, at = [], 0
+        for length, past, slot in zip(query_lens.tolist(), past_lens.tolist(), slots.tolist(), strict=True):
+            blocks = self.tables[slot, : -(-(past + length) // BLOCK)]
+            kv = self._kv[blocks].reshape(-1)
+            for i in range(past, past + length):
+                kv[i] = self._kv[blocks[i // BLOCK], i % BLOCK] = entry(int(tokens[at]), kv[:i])
+                values.append(kv[i])
+                at += 1
+        self._logits = [values[i] for i in logits_rows]
+        ones = sum(length == 1 for length in query_lens.tolist())
+        self.now += self._cost(ones, len(tokens) - ones)
+
+    def sample(self, rows, states):
+        if bad := [i for i, state in enumerate(states) if state.bias]:
+            raise NothingLeft(bad)
+        tokens = np.array([token_of(self._logits[row]) for row in rows], np.int32)
+        logprobs = np.array([-0.5 if state.logprobs is not None else np.nan for state in states], np.float32)
+        tops = [None if s.logprobs is None else [(int(t), -0.5)] for t, s in zip(tokens, states, strict=True)]
+        return tokens, logprobs, tops
+
+    def new_state(self, request: Request) -> State:
+        if request.params.temperature < 0:
+            raise ValueError(f"temperature is {request.params.temperature}; it must be at least 0")
+        return State(request)
+
+
+def request(id: str, prompt: list[int], max_tokens: int | None = 8, **fields) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, **fields.pop("params", {}))
+    return Request(id=id, prompt_ids=prompt, params=params, **fields)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def make_engine(config: EngineConfig | None = None, **runner) -> tuple[Engine, ModelRunner]:
+    model = ModelRunner(**runner)
+    return Engine(model, config or EngineConfig(), clock=lambda: model.now), model
+
+
+class Results:
+    """Steps an engine and collects what each request got."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tokens: dict[str, list[int]] = {}
+        self.last: dict[str, object] = {}
+        self.order: list[str] = []  # of ids, by last output
+
+    def step(self) -> list[str]:
+        """One step; returns the ids that got tokens."""
+        got = []
+        for output in self.engine.step():
+            assert output.id not in self.last, "an output after the last one"
+            self.tokens.setdefault(output.id, []).extend(output.token_ids)
+            if output.token_ids:
+                got.append(output.id)
+            if output.finish_reason:
+                self.last[output.id] = output
+                self.order.append(output.id)
+        return got
+
+    def run(self) -> Results:
+        steps = 0
+        while self.engine.has_work:
+            self.step()
+            steps += 1
+            assert steps < 100_000, "the engine makes no progress"
+        self.engine.check()
+        return self

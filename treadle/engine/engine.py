@@ -1,0 +1,145 @@
+"""The engine in one process: add requests, call ``step`` while ``has_work``, pass the outputs on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from treadle.core import Output, Request
+from treadle.engine.batch import Batch
+from treadle.engine.interfaces import SampleResult, StepRunner
+from treadle.engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What the engine can be told."""
+
+    target_itl: float = 0.1  # seconds between two tokens of a running request that prefill should not exceed
+    max_queue: int = 256  # requests that may wait besides those that run
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller must know to check requests before sending them."""
+
+    context: int  # tokens of prompt and output together
+    vocab_size: int
+    max_sequences: int
+    max_requests: int  # running and waiting
+    num_blocks: int
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """A snapshot. Names without a unit are counts; those ending in ``_total`` only grow."""
+
+    running: int = 0
+    queued: int = 0
+    kv_blocks: int = 0
+    kv_blocks_held: int = 0  # by running requests
+    kv_blocks_cached: int = 0  # kept for reuse only
+    requests_total: int = 0
+    preemptions_total: int = 0
+    prompt_tokens_total: int = 0  # of requests that have ended
+    cached_tokens_total: int = 0  # of these, found in the prefix cache
+    output_tokens_total: int = 0
+    steps_total: int = 0
+    step_seconds_total: float = 0.0
+    step_tokens_total: int = 0  # prompt tokens and decodes computed, recomputation included
+
+
+class Engine:
+    """Drives a runner. Not thread-safe."""
+
+    def __init__(
+        self, runner: StepRunner, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._scheduler = Scheduler(
+            runner, target_itl=config.target_itl, max_queue=config.max_queue, clock=clock
+        )
+        self._ended: list[Output] = []  # last outputs that no step has returned yet
+        self._stats = EngineStats(kv_blocks=runner.num_blocks)
+        self.info = EngineInfo(
+            context=self._scheduler.context,
+            vocab_size=runner.vocab_size,
+            max_sequences=runner.max_sequences,
+            max_requests=self._scheduler.admission.limit,
+            num_blocks=runner.num_blocks,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would compute or return anything."""
+        return bool(self._scheduler.running or self._scheduler.waiting or self._ended)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises BadRequest if it can never run, QueueFull if too many are inside."""
+        self._scheduler.add(request)
+        self._stats.requests_total += 1
+
+    def cancel(self, request_id: str) -> None:
+        """Free what the request holds, at once; the next step returns its last output. Unknown ids are ignored."""
+        output = self._scheduler.cancel(request_id)
+        if output is not None:
+            self._ended.append(output)
+
+    def step(self) -> list[Output]:
+        """Compute one step for all running requests; at most one output per request."""
+        batch = self._scheduler.schedule()
+        outputs, self._ended = self._ended, []
+        if batch is not None:
+            start = self._clock()
+            self._runner.run(batch.tokens, batch.query_lens, batch.past_lens, batch.slots, batch.logits_rows)
+            sampled, failed = self._sample(batch)
+            self._measure(batch, self._clock() - start)
+            outputs += self._scheduler.update(batch, sampled)
+            outputs += failed
+        self._count(outputs)
+        return outputs
+
+    def _sample(self, batch: Batch) -> tuple[SampleResult, list[Output]]:
+        """One token per sampled sequence. Sequences for which nothing is left to choose end here with an error."""
+        rows = list(range(len(batch.sampled)))
+        try:
+            return self._runner.sample(rows, batch.states), []
+        except ValueError as error:
+            picks = set(getattr(error, "picks", ()))
+            if not picks:
+                raise
+            message = str(error)
+        failed = [batch.sampled[i] for i in sorted(picks)]
+        kept = [i for i in rows if i not in picks]
+        batch.keep(kept)
+        sampled = self._runner.sample(kept, batch.states)
+        return sampled, [self._scheduler.fail(sequence, message) for sequence in failed]
+
+    def _measure(self, batch: Batch, seconds: float) -> None:
+        self._scheduler.budget.record(batch.decodes, batch.prefill, seconds)
+        self._stats.steps_total += 1
+        self._stats.step_seconds_total += seconds
+        self._stats.step_tokens_total += len(batch.tokens)
+
+    def _count(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if output.usage is not None:
+                self._stats.prompt_tokens_total += output.usage.prompt_tokens
+                self._stats.cached_tokens_total += output.usage.cached_tokens
+            self._stats.output_tokens_total += len(output.token_ids)
+
+    def stats(self) -> EngineStats:
+        """The current numbers; the object is reused by the next call."""
+        stats, scheduler = self._stats, self._scheduler
+        stats.running = len(scheduler.running)
+        stats.queued = scheduler.waiting
+        stats.kv_blocks_held = scheduler.held_blocks
+        stats.kv_blocks_cached = scheduler.cache.idle
+        stats.preemptions_total = scheduler.preemptions
+        return stats
+
+    def check(self) -> None:
+        """Raise AssertionError unless blocks, slots, queues and counts add up. For idle moments and tests."""
+        self._scheduler.check()
