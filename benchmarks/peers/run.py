@@ -2,9 +2,9 @@
 
     python benchmarks/peers/run.py MODEL.gguf --threads 2 --llama-bin /path/to/llama.cpp/bin
 
-Needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. Every run is a process of its own. While
-it runs, CPU time that neither it nor its children use is counted as foreign: above 3 % the run is marked, and the
-whole comparison is refused at the start when the machine is not quiet (--noisy runs anyway and says so).
+Needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. Every run is a process of its own.
+While it runs, CPU time that neither it nor its children use is counted as foreign: above 3 % the run is marked,
+and the whole comparison is refused at the start when the machine is not quiet (--noisy runs anyway).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure. Prefill: ``tokens`` of prompt. Decode: ``tokens`` of context, ``batch`` sequences."""
+    """Prefill: ``tokens`` of prompt. Decode: ``tokens`` of context in each of ``batch`` sequences."""
 
     kind: str
     tokens: int
@@ -59,8 +59,8 @@ class Failure(Exception):
 
 def busy_seconds() -> float:
     """CPU seconds that the whole machine has worked since boot, over all CPUs."""
-    with open("/proc/stat", encoding="ascii") as file:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
     return (user + nice + system + irq + softirq + steal) / _TICKS
 
 
@@ -209,7 +209,8 @@ def main() -> None:
         measured = compare(ours, peer, cases, options.rounds)
     except Failure as failure:
         raise SystemExit(str(failure)) from None
-    title = f"{options.model.name}, {options.threads} threads, {cpu_model()}; foreign CPU at the start {100 * others:.0f} %"
+    title = f"{options.model.name}, {options.threads} threads, {cpu_model()}; "
+    title += f"foreign CPU at the start {100 * others:.0f} %"
     text = f"{title}\n\n{table(measured)}\n"
     print(text)
     if options.out:

@@ -45,7 +45,7 @@ class NotingRunner:
 
 def _bench() -> tuple[OfflineBench, NotingRunner]:
     runner = NotingRunner()
-    return OfflineBench(runner, COSTS, LIMITS, 2.0), runner  # type: ignore[arg-type]
+    return OfflineBench(runner, COSTS, LIMITS), runner  # type: ignore[arg-type]
 
 
 def test_prefill_goes_in_chunks_and_wants_one_row_of_logits() -> None:
@@ -64,7 +64,7 @@ def test_decode_fills_the_context_of_every_sequence_first() -> None:
     assert runner.steps[:3] == [([60], [0], [59])] * 3
     assert runner.steps[3:] == [([1] * 3, [60 + i] * 3, [0, 1, 2]) for i in range(5)]
     assert (result.tokens, result.batch, result.tokens_per_s.count) == (60, 3, 4)
-    # Reading: 1000 bytes of weights and 3 x 60 x 10 numbers of 2 bytes; computing 3 x 1500 operations is faster.
+    # Reading 1000 bytes of weights and 3 x 60 x 10 numbers of 2 bytes; computing is faster.
     assert result.limit_tokens_per_s == pytest.approx(3 / (4600 / 1e6))
 
 
@@ -106,4 +106,4 @@ def test_results_print_and_become_json() -> None:
 def test_float_models_are_held_against_the_float_peak() -> None:
     costs = msgspec.structs.replace(COSTS, arithmetic="float")
     assert costs.prefill_seconds(10, LIMITS) == pytest.approx(10500 / 1e6)
-    assert costs.decode_seconds(1, 0, 2.0, LIMITS) == pytest.approx(1500 / 1e6)
+    assert costs.decode_seconds(1, 0, 2, LIMITS) == pytest.approx(1500 / 1e6)

@@ -106,7 +106,7 @@ def test_a_server_that_is_not_there() -> None:
     target = Target("http://127.0.0.1:9", "x")
     report = asyncio.run(closed_loop(target, SHORT, RATE, users=1, conversations=1))
     assert report.errors == 1
-    with pytest.raises(TreadleError, match="127.0.0.1:9"):
+    with pytest.raises(TreadleError, match=r"127\.0\.0\.1:9"):
         asyncio.run(first_model(target.url, None))
     with pytest.raises(TreadleError, match="no server address"):
         asyncio.run(first_model("localhost:80", None))

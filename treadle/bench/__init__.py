@@ -1,1 +1,1 @@
-"""Measurements: the machine, the kernels, the engine, a server, and files with random weights to measure on."""
+"""Measurements: machine, kernels, engine, servers, and files with random weights to measure on."""

@@ -1,7 +1,7 @@
 """Random weights in every block format of GGUF that synthetic models use.
 
-Codes are uniformly random. Scales are small finite float16 numbers, chosen so that the weights have about the
-standard deviation asked for and a mean near zero: activations stay in the range of a real model. Layouts: ggml's
+Codes are uniformly random. Scales are small finite float16 numbers, chosen so that weights have about the
+standard deviation asked for and a mean near zero: activations stay in a real model's range. Layouts: ggml's
 ``ggml-common.h``.
 """
 
@@ -45,7 +45,7 @@ def _float(bits: int, mantissa: int) -> Callable[[Bytes, float, np.random.Genera
     bias = {16: 15 if mantissa == 10 else 127, 32: 127}[bits]
     kept = (1 << (bits - 1)) | ((1 << (mantissa + 1)) - 1)
 
-    def make_valid(blocks: Bytes, deviation: float, rng: np.random.Generator) -> None:
+    def make_valid(blocks: Bytes, deviation: float, _rng: np.random.Generator) -> None:
         exponent = round(np.log2(deviation / 2.4)) + bias
         exponent = max(2, exponent + exponent % 2)  # the lowest bit is random
         words = blocks.reshape(-1).view(f"u{bits // 8}")
@@ -86,7 +86,7 @@ def _super(offset: int, spread: float) -> Callable[[Bytes, float, np.random.Gene
 
 
 def _q2_k(blocks: Bytes, deviation: float, rng: np.random.Generator) -> None:
-    """Each byte of scales holds scale (low nibble) and minimum (high); both equal, dmin = 1.5 d: mean zero."""
+    """A byte of scales holds scale (low nibble) and minimum (high); both equal, dmin = 1.5 d: mean zero."""
     blocks[:, :16] &= 0x0F
     blocks[:, :16] |= blocks[:, :16] << 4
     d = _scales(len(blocks), deviation / 9.84, rng)

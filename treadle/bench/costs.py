@@ -28,7 +28,7 @@ class LinearShape(msgspec.Struct, frozen=True):
 
 
 class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Per step: bytes of weights read, operations per token (a multiply-add counts as two), KV bytes per token."""
+    """Bytes read per step; operations (a multiply-add counts as two) and KV numbers per token."""
 
     weight_bytes: int  # every weight that one token touches
     layer_ops: int  # linear layers without the output matrix
@@ -36,8 +36,8 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
     kv_values: int  # numbers stored in the KV cache per token
     arithmetic: str  # "int8" or "float": what most of the operations are
 
-    def decode_seconds(self, batch: int, context: int, kv_bytes: float, limits: Limits) -> float:
-        """The fastest possible step of ``batch`` sequences with ``context`` tokens of ``kv_bytes``-byte numbers."""
+    def decode_seconds(self, batch: int, context: int, kv_bytes: int, limits: Limits) -> float:
+        """The fastest possible step of ``batch`` sequences with ``context`` tokens of KV each."""
         reading = (self.weight_bytes + batch * context * self.kv_values * kv_bytes) / limits.bytes_per_s
         return max(reading, batch * (self.layer_ops + self.output_ops) / self._peak(limits))
 

@@ -71,7 +71,7 @@ class GgufWriter:
         _pad(self._file)
 
     def write_tensor(self, chunks: Iterable[NDArray[np.uint8]]) -> None:
-        """The bytes of the next tensor, in pieces. Raises ValueError when they are not as many as announced."""
+        """The next tensor's bytes, in pieces. Raises ValueError when they are not as many as announced."""
         info = next(self._expected)
         written = 0
         for chunk in chunks:

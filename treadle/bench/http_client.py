@@ -52,10 +52,10 @@ class Connection:
         return msgspec.json.decode(body)
 
     async def events(self, path: str, body: object) -> AsyncGenerator[Any, None]:
-        """Posts ``body`` as JSON and yields the decoded ``data:`` of each server-sent event, ``[DONE]`` left out.
+        """Posts ``body`` as JSON and yields the decoded ``data:`` of each server-sent event but ``[DONE]``.
 
-        Raises HttpError, OSError or asyncio.IncompleteReadError; the connection is then closed. Close the generator
-        (``contextlib.aclosing``) when leaving it early: the server then sees a client that left.
+        Raises HttpError, OSError or asyncio.IncompleteReadError; the connection is then closed. Close the
+        generator (``contextlib.aclosing``) when leaving it early: the server then sees a client that left.
         """
         pending = b""
         async with aclosing(self._exchange("POST", path, msgspec.json.encode(body))) as pieces:
@@ -70,7 +70,8 @@ class Connection:
         """Sends one request and yields the pieces of the answer's body."""
         complete = False
         try:
-            head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+            head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
+            head += f"Content-Length: {len(body)}\r\n\r\n"
             reader, status, headers = await self._send(head.encode() + body)
             pieces = _read_body(reader, headers)
             if status != 200:
@@ -84,7 +85,7 @@ class Connection:
                 await self.close()
 
     async def _send(self, request: bytes) -> tuple[asyncio.StreamReader, int, dict[str, str]]:
-        """Sends on the open connection; if the server has closed that one meanwhile, once more on a new one."""
+        """Sends on the open connection; if the server has closed it meanwhile, once more on a new one."""
         if self._streams is not None:
             try:
                 return await self._send_once(*self._streams, request)

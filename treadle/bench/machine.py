@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -54,11 +56,10 @@ def usable_cpus() -> list[int]:
 
 def cpu_model() -> str:
     """The kernel's name of the processor, or "unknown"."""
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return "unknown"
+    match = re.search(
+        r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return match[1] if match else "unknown"
 
 
 def thread_counts(most: int) -> list[int]:
@@ -72,17 +73,10 @@ def thread_counts(most: int) -> list[int]:
 def last_level_cache() -> int:
     """Bytes of the largest cache of CPU 0, 0 when the kernel does not say."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    largest = 0
-    base = "/sys/devices/system/cpu/cpu0/cache"
-    if not os.path.isdir(base):
-        return 0
-    for entry in os.listdir(base):
-        path = f"{base}/{entry}/size"
-        if os.path.exists(path):
-            with open(path, encoding="ascii") as file:
-                text = file.read().strip()
-            largest = max(largest, int(text[:-1]) * units.get(text[-1], 1))
-    return largest
+    sizes = [
+        path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max((int(text[:-1]) * units[text[-1]] for text in sizes), default=0)
 
 
 def measure_bandwidth(cpus: Sequence[int], counts: Sequence[int], passes: int = 9) -> list[Bandwidth]:

@@ -17,7 +17,7 @@ from treadle.core import TreadleError
 from treadle.engine.interfaces import StepRunner
 from treadle.engine.kv.pool import BLOCK
 
-KV_BYTES = {"f32": 4.0, "bf16": 2.0, "q8": 1.0625, "q4": 0.5625}  # per number, scales of 32 included
+KV_BYTES = 2  # per number in the KV cache: bf16
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,8 @@ class OfflineReport(msgspec.Struct, frozen=True, kw_only=True):
 class OfflineBench:
     """Runs cases on one loaded model."""
 
-    def __init__(self, runner: StepRunner, costs: ModelCosts, limits: Limits, kv_bytes: float) -> None:
-        """``kv_bytes``: bytes per number in the KV cache."""
-        self._runner, self._costs, self._limits, self._kv_bytes = runner, costs, limits, kv_bytes
+    def __init__(self, runner: StepRunner, costs: ModelCosts, limits: Limits) -> None:
+        self._runner, self._costs, self._limits = runner, costs, limits
         self._ids = np.random.default_rng(0).integers(0, runner.vocab_size, runner.max_tokens + 1, np.int32)
 
     def run(self, plan: OfflinePlan, progress: Callable[[Result], None]) -> list[Result]:
@@ -98,11 +97,13 @@ class OfflineBench:
         runner = self._runner
         if plan.context_needed() > runner.context:
             raise TreadleError(
-                f"a case needs {plan.context_needed()} tokens in one sequence, the engine holds {runner.context}"
+                f"a case needs {plan.context_needed()} tokens in one sequence, "
+                f"the engine holds {runner.context}"
             )
         if plan.tokens_needed() > runner.num_blocks * BLOCK:
             raise TreadleError(
-                f"a case needs {plan.tokens_needed()} tokens of KV cache, the engine holds {runner.num_blocks * BLOCK}"
+                f"a case needs {plan.tokens_needed()} tokens of KV cache, "
+                f"the engine holds {runner.num_blocks * BLOCK}"
             )
         if max(plan.batches, default=1) > runner.max_sequences:
             raise TreadleError(
@@ -121,7 +122,7 @@ class OfflineBench:
         for slot in range(batch if context else 0):
             self._prefill(slot, context)
         seconds = [self._decode(batch, context + step) for step in range(steps + 1)][1:]  # the first warms up
-        limit = batch / self._costs.decode_seconds(batch, context, self._kv_bytes, self._limits)
+        limit = batch / self._costs.decode_seconds(batch, context, KV_BYTES, self._limits)
         return self._result("decode", context, batch, [batch / s for s in seconds], limit)
 
     def _result(self, case: str, tokens: int, batch: int, rates: list[float], limit: float) -> Result:
@@ -173,20 +174,19 @@ def measure_offline(
     path: Path, threads: int | None, plan: OfflinePlan, progress: Callable[[Result], None]
 ) -> OfflineReport:
     """Measures the machine, loads the model and runs the plan. ``threads`` None: the runner's own choice."""
-    from treadle.engine.runner import (
-        Runner,  # only here: the cases themselves run on any StepRunner
-    )
+    from treadle.engine.runner import Runner, RunnerConfig  # not above: cases run on any StepRunner
 
     costs, _ = model_costs(path)
-    runner = Runner.load(
-        path,
+    context = plan.context_needed()
+    config = RunnerConfig(
         threads=threads,
-        context=plan.context_needed(),
+        context=context,
+        kv_memory=max(plan.tokens_needed(), -(-context // BLOCK) * BLOCK) * costs.kv_values * KV_BYTES,
         max_sequences=max([1, *plan.batches]),
-        kv_tokens=plan.tokens_needed(),
     )
+    runner = Runner(path, frozenset(), config)
     limits = limits_of(measure_machine(runner.threads))
-    bench = OfflineBench(runner, costs, limits, KV_BYTES[runner.kv_dtype])
+    bench = OfflineBench(runner, costs, limits)
     results = bench.run(plan, progress)
     return OfflineReport(model=str(path), threads=runner.threads, limits=limits, costs=costs, results=results)
 

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Repeats of one measurement. ``spread`` is half the distance of the quartiles, relative to the median."""
+    """Repeats of one measurement. ``spread`` is half the quartiles' distance over the median."""
 
     median: float
     low: float
@@ -46,7 +46,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table whose columns also line up in a terminal; the first column is text, the others numbers."""
+    """A Markdown table that also lines up in a terminal; the first column is text, the others numbers."""
     cells = [list(headers), *([str(cell) for cell in row] for row in rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(headers))]
 

@@ -1,7 +1,7 @@
 """Drives any OpenAI-compatible server with real HTTP requests and measures what users would feel.
 
-TTFT: request sent to first text. ITL: between two pieces of text. TPOT: first to last text, per token after the
-first. E2E: request sent to end of stream. All in seconds.
+TTFT: request sent to first text. ITL: between two pieces of text. TPOT: first to last text, per token after
+the first. E2E: request sent to end of stream. All in seconds.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _User:
 async def closed_loop(
     target: Target, workload: Workload, rate: TokensPerWord, users: int, conversations: int
 ) -> LevelReport:
-    """``users`` at once, each asking again as soon as it has its answer, until ``conversations`` are through."""
+    """``users`` at once, each asking again once it has its answer, until ``conversations`` are through."""
     done: list[Exchange] = []
     left = iter(range(conversations))
 

@@ -1,8 +1,8 @@
 """GGUF files with random weights at published shapes: speed tests without a download.
 
-The file loads in any GGUF reader: hyper-parameters, a byte-level BPE tokenizer, a chat template and every tensor
-are there. Which tensor gets which type follows llama.cpp's ``llama-quantize`` (its ``llama-quant.cpp``) without
-an importance matrix, so bytes per token equal those of a real file.
+The file loads in any GGUF reader: hyper-parameters, a byte-level BPE tokenizer, a chat template and every
+tensor are there. Which tensor gets which type follows llama.cpp's ``llama-quantize`` (``llama-quant.cpp``)
+without an importance matrix, so bytes per token equal those of a real file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CHUNK_BYTES = 32 << 20  # random bytes made at a time: bounds the memory used
 LayerRule = Callable[[int, int], bool]  # (layer, layers) -> this layer gets the larger type
 
 
-def _never(layer: int, layers: int) -> bool:
+def _never(_layer: int, _layers: int) -> bool:
     return False
 
 
-def _always(layer: int, layers: int) -> bool:
+def _always(_layer: int, _layers: int) -> bool:
     return True
 
 
@@ -43,11 +43,11 @@ def _first_eighth(layer: int, layers: int) -> bool:
     return layer < layers // 8
 
 
-def _first_four(layer: int, layers: int) -> bool:
+def _first_four(layer: int, _layers: int) -> bool:
     return layer < 4
 
 
-def _first_two(layer: int, layers: int) -> bool:
+def _first_two(layer: int, _layers: int) -> bool:
     return layer < 2
 
 
@@ -121,7 +121,7 @@ def _bias(tensor: Tensor, rng: np.random.Generator) -> Iterator[NDArray[np.uint8
     yield (0.02 * rng.standard_normal(tensor.cols)).astype("<f4").view(np.uint8)
 
 
-def _llama3_rope_factors(tensor: Tensor, rng: np.random.Generator) -> Iterator[NDArray[np.uint8]]:
+def _llama3_rope_factors(tensor: Tensor, _rng: np.random.Generator) -> Iterator[NDArray[np.uint8]]:
     """Frequency divisors of Llama 3.1's ``rope_scaling``: factor 8, low 1, high 4, original context 8192."""
     exponents = np.arange(tensor.cols) / tensor.cols
     wavelength = 2 * np.pi * 500000.0**exponents

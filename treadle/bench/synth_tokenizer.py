@@ -1,7 +1,7 @@
 """A vocabulary of the right size for a synthetic model: bytes, syllables, words, the family's special tokens.
 
-Words are a space and one to three syllables, merged from left to right, so a text of such words becomes the same
-tokens again when it is sent back: conversations grow, and prefixes repeat, as with a real vocabulary.
+Words are a space and one to three syllables, merged from left to right, so a text of such words becomes the
+same tokens again when it is sent back: conversations grow, and prefixes repeat, as with a real vocabulary.
 """
 
 from __future__ import annotations

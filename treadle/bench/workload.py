@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from treadle.core import TreadleError
 
 # Frequent words: one or two tokens each in any vocabulary, so lengths can be steered.
-_FREQUENT = """time year people way day man thing woman life child world school state family student group country
-problem hand part place case week company system program question work government number night point home water
-room mother area money story fact month lot right study book eye job word business issue side kind head house
-service friend father power hour game line end member law car city community name president team minute idea kid
-body information back parent face others level office door health person art war history party result change
-morning reason research girl guy moment air teacher force education foot boy age policy music market sense
-nation plan college interest death experience effect use class control field development role effort rate heart
-drug show leader light voice wife police mind price report decision son view relationship town road arm truth"""
+_FREQUENT = """
+time year people way day man thing woman life child world school state family student group country
+problem hand part place case week company system program question work government number night point home
+water room mother area money story fact month lot right study book eye job word business issue side kind
+head house service friend father power hour game line end member law car city community name president
+team minute idea kid body information back parent face others level office door health person art war
+history party result change morning reason research girl guy moment air teacher force education foot boy
+age policy music market sense nation plan college interest death experience effect use class control
+field development role effort rate heart drug show leader light voice wife police mind price report
+decision son view relationship town road arm truth
+"""
 _WORDS = _FREQUENT.split()
 
 
 @dataclass(frozen=True)
 class Length:
-    """A distribution of token counts: ``256``, ``30-60`` (uniform) or ``lognormal:200,0.8`` (median, sigma)."""
+    """Token counts: ``256``, ``30-60`` (uniform) or ``lognormal:200,0.8`` (median, sigma)."""
 
     kind: str
     first: float

@@ -62,7 +62,7 @@ def command() -> None:
 @threads_option
 @json_option
 def machine(threads: int | None, as_json: bool) -> None:
-    """Read bandwidth with 1 to N threads, and the arithmetic peak of every ISA (TREADLE_ISA sets the highest)."""
+    """Read bandwidth with 1 to N threads, and arithmetic peaks of every ISA up to TREADLE_ISA."""
     from treadle.bench.machine import machine_table, measure_machine
 
     report = measure_machine(threads)
@@ -211,6 +211,6 @@ def serve(
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same file.")
 def synth(shape: str, quant: str, out: Path, seed: int) -> None:
-    """Write OUT, a GGUF file with random weights of the SHAPE of a published model in the quantisation QUANT."""
+    """Write OUT: a GGUF file with random weights of a published model's SHAPE, quantised as QUANT."""
     size = write_synthetic(find_shape(shape), quant, out, seed)
     click.echo(f"{out}: {size / 1e9:.2f} GB")
