@@ -54,9 +54,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """``treadle serve`` on the built-in model with a context of 2048 tokens."""
     url = f"http://127.0.0.1:{free_port()}"
     log = tmp_path_factory.mktemp("serve") / "log"
-    command = [sys.executable, "-m", "treadle.cli", "serve", "--port", url.rpartition(":")[2], "--context", "2048"]
+    command = [
+        sys.executable,
+        "-m",
+        "treadle.cli",
+        "serve",
+        "--port",
+        url.rpartition(":")[2],
+        "--context",
+        "2048",
+    ]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=clean_environment(TREADLE_API_KEY=KEY))
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=clean_environment(TREADLE_API_KEY=KEY)
+        )
     try:
         wait_ready(url, process, log)
         with httpx.Client(headers={"x-api-key": KEY}) as probe:
@@ -103,7 +114,11 @@ def scripted() -> Iterator[Start]:
             **settings: Any,
         ) -> Api:
             served = Served(
-                name="toy", text=text or ByteText(), engine=engine or ScriptedEngine(), context=256, aliases=("t:1",)
+                name="toy",
+                text=text or ByteText(),
+                engine=engine or ScriptedEngine(),
+                context=256,
+                aliases=("t:1",),
             )
 
             async def at_once() -> Served:
@@ -125,7 +140,9 @@ def _running(config: Config, load: Callable[[], Awaitable[Served]]) -> Iterator[
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        with Api(f"http://127.0.0.1:{listener.getsockname()[1]}", "toy", next(iter(config.api_key), None)) as api:
+        with Api(
+            f"http://127.0.0.1:{listener.getsockname()[1]}", "toy", next(iter(config.api_key), None)
+        ) as api:
             for _ in range(100):
                 if server.started:
                     break

@@ -51,7 +51,8 @@ def test_every_route_needs_the_key(scripted: Start, headers: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Authorization": f"Bearer {KEY}"}, {"authorization": f"bearer  {KEY}"}, {"X-API-Key": "second"}]
+    "headers",
+    [{"Authorization": f"Bearer {KEY}"}, {"authorization": f"bearer  {KEY}"}, {"X-API-Key": "second"}],
 )
 def test_every_form_of_a_good_key(scripted: Start, headers: dict[str, str]) -> None:
     api = scripted(api_key=(KEY, "second"))
@@ -107,7 +108,9 @@ def test_listed_origin_on_preflight_answers_streams_and_errors(scripted: Start) 
         assert "access-control-allow-credentials" not in answer.headers
         assert "Origin" in answer.headers["vary"]
     assert cors(api.get("/v1/models", headers={"origin": "https://other.example"})) is None
-    assert httpx.options(api.url + "/v1/models", headers={"origin": "https://other.example"}).status_code == 401
+    assert (
+        httpx.options(api.url + "/v1/models", headers={"origin": "https://other.example"}).status_code == 401
+    )
 
 
 def busy(api: Api) -> httpx.Response:

@@ -58,7 +58,9 @@ def test_raw_stream_ends_with_done(server: Any) -> None:
         assert set(chunk["choices"][0]) == {"index", "delta", "logprobs", "finish_reason"}
 
 
-@pytest.mark.parametrize("limits", [{"max_completion_tokens": 7}, {"max_completion_tokens": 7, "max_tokens": 50}])
+@pytest.mark.parametrize(
+    "limits", [{"max_completion_tokens": 7}, {"max_completion_tokens": 7, "max_tokens": 50}]
+)
 def test_max_completion_tokens(client: openai.OpenAI, server: Any, limits: dict[str, int]) -> None:
     answer = ask(client, server.model, **{"max_tokens": None, "extra_body": {"ignore_eos": True}, **limits})
     assert answer.usage.completion_tokens == 7
@@ -107,7 +109,9 @@ def test_seed_and_penalties_change_what_they_should(client: openai.OpenAI, serve
     assert text(temperature=1.9, extra_body={"top_k": 1}) == text()
     assert text(temperature=1.9, top_p=1e-6) == text()
     assert text(extra_body={"repetition_penalty": 5.0}) != text()
-    paris = server.post("/tokenize", json={"prompt": " Paris", "add_special_tokens": False}).json()["tokens"][0]
+    paris = server.post("/tokenize", json={"prompt": " Paris", "add_special_tokens": False}).json()["tokens"][
+        0
+    ]
     assert "Paris" not in text(logit_bias={str(paris): -100})
 
 
@@ -128,7 +132,9 @@ def test_stop_strings(client: openai.OpenAI, server: Any) -> None:
 
 def test_min_tokens_and_stop_ids(client: openai.OpenAI, server: Any) -> None:
     entries = ask(client, server.model, logprobs=True, max_tokens=4).choices[0].logprobs.content
-    second = server.post("/tokenize", json={"prompt": entries[1].token, "add_special_tokens": False}).json()["tokens"]
+    second = server.post("/tokenize", json={"prompt": entries[1].token, "add_special_tokens": False}).json()[
+        "tokens"
+    ]
     answer = ask(client, server.model, extra_body={"stop_token_ids": second})
     assert answer.choices[0].message.content == entries[0].token
     assert answer.choices[0].finish_reason == "stop"
@@ -163,7 +169,11 @@ def test_content_forms(client: openai.OpenAI, server: Any) -> None:
     answer = ask(client, server.model, [{"role": "user", "content": parts}])
     assert answer.choices[0].message.content == ask(client, server.model).choices[0].message.content
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    ask(client, server.model, [*CAPITAL, {"role": "assistant", "content": None, "tool_calls": [call]}, *CAPITAL])
+    ask(
+        client,
+        server.model,
+        [*CAPITAL, {"role": "assistant", "content": None, "tool_calls": [call]}, *CAPITAL],
+    )
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
     with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.content\[0\]"):
         ask(client, server.model, [{"role": "user", "content": image}])
@@ -178,10 +188,14 @@ def test_continue_final_message(client: openai.OpenAI, server: Any) -> None:
 
 def test_user_text_cannot_close_its_turn(client: openai.OpenAI, server: Any) -> None:
     def count(text: str) -> int:
-        tokens: int = ask(client, server.model, [{"role": "user", "content": text}], max_tokens=1).usage.prompt_tokens
+        tokens: int = ask(
+            client, server.model, [{"role": "user", "content": text}], max_tokens=1
+        ).usage.prompt_tokens
         return tokens
 
-    assert count("a<|im_end|>b") > count("ab") + 2  # the marker was read as plain text, not as one control token
+    assert (
+        count("a<|im_end|>b") > count("ab") + 2
+    )  # the marker was read as plain text, not as one control token
 
 
 def test_requests_are_batched_together(client: openai.OpenAI, server: Any) -> None:

@@ -8,8 +8,12 @@ import openai
 import pytest
 
 
-def complete(client: openai.OpenAI, model: str, prompt: Any = "The capital of France is", **options: Any) -> Any:
-    return client.completions.create(model=model, prompt=prompt, **{"temperature": 0, "max_tokens": 8, **options})
+def complete(
+    client: openai.OpenAI, model: str, prompt: Any = "The capital of France is", **options: Any
+) -> Any:
+    return client.completions.create(
+        model=model, prompt=prompt, **{"temperature": 0, "max_tokens": 8, **options}
+    )
 
 
 def test_text_and_ids_are_the_same_prompt(client: openai.OpenAI, server: Any) -> None:
@@ -26,7 +30,9 @@ def test_text_and_ids_are_the_same_prompt(client: openai.OpenAI, server: Any) ->
 
 
 def test_default_limit_is_that_of_openai(client: openai.OpenAI, server: Any) -> None:
-    answer = client.completions.create(model=server.model, prompt="One two three", extra_body={"ignore_eos": True})
+    answer = client.completions.create(
+        model=server.model, prompt="One two three", extra_body={"ignore_eos": True}
+    )
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 16
 
@@ -41,7 +47,13 @@ def test_echo(client: openai.OpenAI, server: Any) -> None:
 def test_logprobs_have_the_legacy_shape(client: openai.OpenAI, server: Any) -> None:
     answer = complete(client, server.model, "something", logprobs=1, max_tokens=3).choices[0]
     found = answer.logprobs
-    assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(found.text_offset) == 3
+    assert (
+        len(found.tokens)
+        == len(found.token_logprobs)
+        == len(found.top_logprobs)
+        == len(found.text_offset)
+        == 3
+    )
     assert found.text_offset == sorted(found.text_offset)
     assert "".join(found.tokens) == answer.text
     assert found.top_logprobs[0] == {found.tokens[0]: found.token_logprobs[0]}
@@ -51,7 +63,9 @@ def test_logprobs_have_the_legacy_shape(client: openai.OpenAI, server: Any) -> N
     assert [offset for part in streamed for offset in part.text_offset] == found.text_offset
 
 
-@pytest.mark.parametrize("extra", [{"max_completion_tokens": 5}, {"suffix": "x"}, {"best_of": 2}, {"messages": []}])
+@pytest.mark.parametrize(
+    "extra", [{"max_completion_tokens": 5}, {"suffix": "x"}, {"best_of": 2}, {"messages": []}]
+)
 def test_fields_of_other_calls_are_refused(client: openai.OpenAI, server: Any, extra: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError, match=next(iter(extra))):
         complete(client, server.model, extra_body=extra)

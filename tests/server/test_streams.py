@@ -46,11 +46,15 @@ def test_headers_that_no_proxy_buffers(scripted: Start) -> None:
 
 
 def test_chunks_are_sent_one_by_one(scripted: Start) -> None:
-    found = [json.loads(data) for data in events(chat(scripted(ScriptedEngine("a–b")), stream=True).text)[:-1]]
+    found = [
+        json.loads(data) for data in events(chat(scripted(ScriptedEngine("a–b")), stream=True).text)[:-1]
+    ]
     assert [c["choices"][0]["delta"] for c in found] == [
         {"role": "assistant", "content": ""}, {"content": "a"}, {"content": "–"}, {"content": "b"}, {},
     ]  # fmt: skip
-    assert {(c["id"], c["created"], c["model"]) for c in found} == {(found[0]["id"], found[0]["created"], "toy")}
+    assert {(c["id"], c["created"], c["model"]) for c in found} == {
+        (found[0]["id"], found[0]["created"], "toy")
+    }
 
 
 def test_comments_while_silent(scripted: Start) -> None:
@@ -99,7 +103,11 @@ def test_client_that_leaves_is_cancelled(scripted: Start, stream: bool) -> None:
     engine = ScriptedEngine("x" * 200, delay=0.05)
     api = scripted(engine)
     with pytest.raises(httpx.ReadTimeout):
-        api.post("/v1/chat/completions", json={**BODY, "stream": stream, "n": 2}, timeout=0.3 if not stream else 0.04)
+        api.post(
+            "/v1/chat/completions",
+            json={**BODY, "stream": stream, "n": 2},
+            timeout=0.3 if not stream else 0.04,
+        )
     until(lambda: len(engine.cancelled) == 2)
     assert set(engine.cancelled) == {request.id for request in engine.requests}
     until(lambda: running(api) == 0)
@@ -118,7 +126,11 @@ def test_stop_string_frees_the_engine_at_once(scripted: Start) -> None:
 def test_reasoning_is_apart_in_both_modes(scripted: Start) -> None:
     api = scripted(ScriptedEngine("think|answer"), text=ByteText(reasons=True))
     message = chat(api).json()["choices"][0]["message"]
-    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("think", "think", "answer")
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == (
+        "think",
+        "think",
+        "answer",
+    )
     deltas = [json.loads(data)["choices"][0]["delta"] for data in events(chat(api, stream=True).text)[:-1]]
     kinds = [next(iter(delta)) for delta in deltas[1:-1]]
     assert kinds == ["reasoning_content"] * 5 + ["content"] * 6
@@ -164,7 +176,13 @@ def test_every_sampling_field_reaches_the_engine(scripted: Start) -> None:
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2,
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "seed": 2**63 - 1, "max_tokens": 9, "ignore_eos": True,
     }  # fmt: skip
-    more = {"logit_bias": {"5": 2}, "stop_token_ids": [1, 2], "priority": 3, "cache_salt": "s", "logprobs": True}
+    more = {
+        "logit_bias": {"5": 2},
+        "stop_token_ids": [1, 2],
+        "priority": 3,
+        "cache_salt": "s",
+        "logprobs": True,
+    }
     assert chat(scripted(engine), n=2, **fields, **more).is_success
     first, second = engine.requests
     for name in fields.keys() - {"seed"}:

@@ -10,7 +10,9 @@ import pytest
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-def refused(server: Any, body: Any, param: str, status: int = 400, path: str = "/v1/chat/completions") -> dict[str, Any]:
+def refused(
+    server: Any, body: Any, param: str, status: int = 400, path: str = "/v1/chat/completions"
+) -> dict[str, Any]:
     response = server.post(path, json=body)
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
@@ -18,7 +20,9 @@ def refused(server: Any, body: Any, param: str, status: int = 400, path: str = "
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
     assert param in error["message"]
-    assert server.post("/v1/completions", json={"model": server.model, "prompt": "a", "max_tokens": 1}).is_success
+    assert server.post(
+        "/v1/completions", json={"model": server.model, "prompt": "a", "max_tokens": 1}
+    ).is_success
     return error
 
 
@@ -29,7 +33,9 @@ def test_empty_messages(server: Any, stream: bool) -> None:
 
 @pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", [1]], [10**9], [-1], None, 5])
 def test_bad_prompt(server: Any, prompt: Any) -> None:
-    refused(server, {"model": server.model, "prompt": prompt, "max_tokens": 4}, "prompt", path="/v1/completions")
+    refused(
+        server, {"model": server.model, "prompt": prompt, "max_tokens": 4}, "prompt", path="/v1/completions"
+    )
 
 
 WRONG = [

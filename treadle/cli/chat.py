@@ -23,7 +23,9 @@ _HELP = "/clear forgets the conversation, /bye ends (so does Ctrl-D), Ctrl-C sto
 @click.option("--system", metavar="TEXT", help="System prompt that opens the conversation.")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0: greedy.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True)
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer. Default: until the context is full.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="Longest answer. Default: until the context is full."
+)
 @click.option("--seed", type=int, help="Makes answers repeatable.")
 @settings("threads", "context")
 @config_option

@@ -14,13 +14,19 @@ from treadle.core import TreadleError
 
 @click.command()
 @model_argument
-@click.option("--prompt", "-p", "prompts", multiple=True, metavar="TEXT", help="Text to continue; - reads stdin.")
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest continuation.")
+@click.option(
+    "--prompt", "-p", "prompts", multiple=True, metavar="TEXT", help="Text to continue; - reads stdin."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest continuation."
+)
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0: greedy.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True)
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Repeat for several.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt with counts and times.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per prompt with counts and times."
+)
 @settings("threads", "context")
 @config_option
 def command(

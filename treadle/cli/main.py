@@ -6,7 +6,6 @@ Exit codes: 0 success, 1 an error that Treadle explains, 2 wrong usage, 130 stop
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable
@@ -46,7 +45,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(importlib.metadata.version("treadle"), prog_name="treadle")
+@click.version_option(package_name="treadle", prog_name="treadle")
 def treadle() -> None:
     """Run open language models on the CPUs you own.
 
@@ -74,7 +73,11 @@ def settings(*names: str) -> Callable[[F], F]:
             if spec.default not in (None, ()) and "Default" not in text:
                 text += f"  [default: {_shown(name, spec.default)}]"
             option = click.option(
-                "--" + name.replace("_", "-"), name, multiple=several, help=text, metavar=spec.metadata["metavar"]
+                "--" + name.replace("_", "-"),
+                name,
+                multiple=several,
+                help=text,
+                metavar=spec.metadata["metavar"],
             )
             function = option(function)
         return function
@@ -89,7 +92,9 @@ def model_argument(function: F) -> F:
 
 def config_option(function: F) -> F:
     """``--config FILE``."""
-    return click.option("--config", "config_file", metavar="FILE", help="Read settings from this TOML file.")(function)
+    return click.option("--config", "config_file", metavar="FILE", help="Read settings from this TOML file.")(
+        function
+    )
 
 
 def _shown(name: str, value: Any) -> str:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import json
 import logging
+import os
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +26,9 @@ FIRST_QUESTION = "What is the capital of France?"
 @model_argument
 @settings("host", "port", "api_key", "threads", "context", "kv_memory", "served_name")
 @settings("reasoning_format", "cors_origin", "max_body", "keep_alive", "shutdown_timeout", "log_level")
-@click.option("--first-answer", is_flag=True, help=f'Once ready, ask "{FIRST_QUESTION}" over HTTP and show the answer.')
+@click.option(
+    "--first-answer", is_flag=True, help=f'Once ready, ask "{FIRST_QUESTION}" over HTTP and show the answer.'
+)
 @config_option
 def command(model: str | None, first_answer: bool, config_file: str | None, **flags: Any) -> None:
     """Serve a model over the OpenAI API.
@@ -42,17 +49,70 @@ def command(model: str | None, first_answer: bool, config_file: str | None, **fl
     POST /tokenize  /detokenize
     """
     config = Config.load({**flags, "model": model}, file=config_file)
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel("WARNING" if config.log_level == "info" else config.log_level.upper())
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(
+        "WARNING" if config.log_level == "info" else config.log_level.upper()
+    )
     from treadle.server.run import run
 
     async def load() -> Served:
-        return await load_model(config)
+        from treadle.cli.load import load_served
+
+        return await load_served(config)
 
     async def on_loaded(service: Service, url: str) -> None:
-        announce(config, service.served(), url)
+        name = service.served().name
+        click.echo(f"Ready: {name} on {url}  ({describe_machine(config)})")
         if first_answer:
-            await show_first_answer(config, service.served().name, url)
+            click.echo(f"\nYou:     {FIRST_QUESTION}\nTreadle: ", nl=False)
+            await asyncio.to_thread(ask, url, name, next(iter(config.api_key), None))
+        click.echo(first_steps(url, name, bool(config.api_key)))
 
-    click.echo(f"Loading {config.model or 'the built-in model'} ...", err=True)
-    run(config, load, version(), on_loaded)
+    click.echo(f"Loading {config.model or 'the built-in model'} ...")
+    run(config, load, importlib.metadata.version("treadle"), on_loaded)
+
+
+def describe_machine(config: Config) -> str:
+    """Threads and instruction set, as far as they are settled by now."""
+    threads = f"{config.threads} threads" if config.threads else "all usable cores"
+    return f"{threads}, ISA {os.environ.get('TREADLE_ISA', 'chosen for this CPU')}"
+
+
+def first_steps(url: str, model: str, needs_key: bool) -> str:
+    """What to do once the server is ready."""
+    key = ' -H "Authorization: Bearer $TREADLE_API_KEY"' if needs_key else ""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
+    return f"""
+Ask from a shell:
+  curl {url}/v1/chat/completions{key} -H "Content-Type: application/json" -d '{body}'
+Use it from any OpenAI client: base URL {url}/v1, model {model}
+Talk in the terminal:  treadle chat
+Stop with Ctrl-C."""
+
+
+def ask(url: str, model: str, key: str | None) -> None:
+    """Send the first question over HTTP and write the answer to the terminal as it comes."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": FIRST_QUESTION}],
+        "temperature": 0,
+        "max_completion_tokens": 64,
+        "stream": True,
+    }
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=600) as response:
+            for line in response:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line.removeprefix(b"data: "))
+                if "error" in event:
+                    click.echo(f"[{event['error']['message']}]", nl=False)
+                for choice in event.get("choices", ()):
+                    click.echo(choice["delta"].get("content") or "", nl=False)
+        click.echo()
+    except urllib.error.URLError as error:
+        click.echo(f"[no answer: {error.reason}]")

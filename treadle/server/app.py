@@ -104,7 +104,9 @@ async def version_(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """``GET /metrics`` in the Prometheus text format."""
-    return Response(service_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        service_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
 async def models(request: Request) -> Response:

@@ -28,7 +28,9 @@ def parse_json(raw: bytes) -> Any:
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
         raise ApiError(400, f"the JSON body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
     if b"\\u0000" in raw and _ESCAPED_NUL.search(raw):
-        raise ApiError(400, "the body holds the character U+0000, which no text needs; remove it", code="invalid_json")
+        raise ApiError(
+            400, "the body holds the character U+0000, which no text needs; remove it", code="invalid_json"
+        )
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -53,7 +53,9 @@ async def _job(request: HttpRequest, body: ChatBody, served: Served) -> Job:
     limit = body.max_completion_tokens or body.max_tokens
     params = sampling_params(body, served, len(prompt.ids), limit, "messages", logprobs)
     raw = (body.reasoning_format or service.config.reasoning_format) == "none"
-    choices = make_choices(request, body, served, prompt.ids, params, thinking=None if raw else prompt.thinking)
+    choices = make_choices(
+        request, body, served, prompt.ids, params, thinking=None if raw else prompt.thinking
+    )
     job = Job(served, service.metrics, choices, len(prompt.ids))
     await job.start()
     return job

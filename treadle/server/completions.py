@@ -66,7 +66,12 @@ async def _prompts(body: CompletionBody, served: Served) -> list[list[int]]:
     elif all(isinstance(item, str) for item in raw) or all(isinstance(item, list) for item in raw):
         many = list(raw)
     else:
-        raise ApiError(400, "prompt: mixes texts, token ids and lists; use one kind", param="prompt", code="invalid_value")
+        raise ApiError(
+            400,
+            "prompt: mixes texts, token ids and lists; use one kind",
+            param="prompt",
+            code="invalid_value",
+        )
     if len(many) * (body.n or 1) > MAX_PROMPTS:
         message = f"prompt: {len(many)} prompts with n={body.n or 1} make more than {MAX_PROMPTS} choices"
         raise ApiError(400, message, param="prompt", code="invalid_value")
@@ -164,7 +169,10 @@ class Completion:
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
-                {token_text(data): logprob for data, logprob in reversed([*token.top, (token.data, token.logprob)])}
+                {
+                    token_text(data): logprob
+                    for data, logprob in reversed([*token.top, (token.data, token.logprob)])
+                }
                 for token in tokens
             ],
             "text_offset": offsets,

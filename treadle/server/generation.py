@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from treadle.core import Output, Request, SamplingParams, TokenLogprobs, TreadleError
+from treadle.engine.interfaces import BadRequest, QueueFull
 from treadle.server.errors import ApiError
 from treadle.server.metrics import Metrics
 from treadle.server.schema import Sampling
@@ -137,7 +138,9 @@ class Piece:
 class Choice:
     """One answer being written: turns outputs into text, watches for stop strings, splits off reasoning."""
 
-    def __init__(self, request: Request, side: TextSide, text: AnswerText, splitter: Reasoning | None) -> None:
+    def __init__(
+        self, request: Request, side: TextSide, text: AnswerText, splitter: Reasoning | None
+    ) -> None:
         self.request = request
         self.completion_tokens = 0
         self.cached_tokens = 0
@@ -181,13 +184,23 @@ class Choice:
 
 
 def make_choices(
-    http: HttpRequest, body: Sampling, served: Served, ids: list[int], params: SamplingParams, *, thinking: bool | None
+    http: HttpRequest,
+    body: Sampling,
+    served: Served,
+    ids: list[int],
+    params: SamplingParams,
+    *,
+    thinking: bool | None,
 ) -> list[Choice]:
     """``n`` choices for one prompt. ``thinking`` None: leave reasoning in the content. Seeds count up from the given."""
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     choices = []
     for number in range(body.n or 1):
-        own = params if params.seed is None else msgspec.structs.replace(params, seed=_wrapped(params.seed + number))
+        own = (
+            params
+            if params.seed is None
+            else msgspec.structs.replace(params, seed=_wrapped(params.seed + number))
+        )
         request = Request(
             id=secrets.token_hex(12),
             prompt_ids=ids,
@@ -228,11 +241,15 @@ class Job:
             for choice in self.choices:
                 self._streams.append(self.served.engine.submit(choice.request))
                 self._running.add(choice.request.id)
+        except QueueFull as error:
+            await self.stop()
+            raise ApiError(429, str(error), code="queue_full", headers={"Retry-After": "5"}) from None
+        except BadRequest as error:
+            await self.stop()
+            raise ApiError(400, str(error)) from None
         except TreadleError as error:
             await self.stop()
-            if type(error).__name__ == "QueueFull":
-                raise ApiError(429, str(error), code="queue_full", headers={"Retry-After": "5"}) from None
-            raise ApiError(400, str(error)) from None
+            raise ApiError(503, str(error), code="engine_error", headers={"Retry-After": "2"}) from None
 
     async def stop(self) -> None:
         """Cancel what still runs."""

@@ -79,4 +79,6 @@ class _EngineStats(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, value in self._stats().items():
-            yield GaugeMetricFamily(f"treadle_engine_{name}", f"Engine: {name.replace('_', ' ')}.", value=value)
+            yield GaugeMetricFamily(
+                f"treadle_engine_{name}", f"Engine: {name.replace('_', ' ')}.", value=value
+            )

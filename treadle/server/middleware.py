@@ -86,7 +86,9 @@ class Cors:
         if scope["method"] == "OPTIONS":
             preflight = {
                 "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-                "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "authorization"),
+                "Access-Control-Allow-Headers": headers.get(
+                    "access-control-request-headers", "authorization"
+                ),
                 "Access-Control-Max-Age": "600",
             }
             await Response(status_code=204, headers=preflight)(scope, receive, send_with_origin)

@@ -11,14 +11,18 @@ from treadle.server.schema import ChatBody, Message, TokenizeBody
 from treadle.server.service import Served
 from treadle.server.textside import ChatOptions, ChatPrompt
 
-LARGE_TEXT = 8192  # characters; longer conversations are tokenised on a thread, so that running streams do not wait
+LARGE_TEXT = (
+    8192  # characters; longer conversations are tokenised on a thread, so that running streams do not wait
+)
 
 
 async def encode_chat(served: Served, body: ChatBody | TokenizeBody, continue_final: bool) -> ChatPrompt:
     """The prompt of ``body.messages``. Raises ApiError 400 if they make no sense or the template refuses them."""
     messages = [_plain(index, message) for index, message in enumerate(body.messages or [])]
     if continue_final and (body.add_generation_prompt or messages[-1]["role"] != "assistant"):
-        message = "continue_final_message needs a last message of the assistant and add_generation_prompt: false"
+        message = (
+            "continue_final_message needs a last message of the assistant and add_generation_prompt: false"
+        )
         raise ApiError(400, message, param="continue_final_message", code="invalid_value")
     options = ChatOptions(
         add_generation_prompt=body.add_generation_prompt is not False and not continue_final,

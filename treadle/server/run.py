@@ -29,7 +29,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise TreadleError(f"cannot listen on {host} port {port}: {reason}; choose another --port or --host") from None
+        raise TreadleError(
+            f"cannot listen on {host} port {port}: {reason}; choose another --port or --host"
+        ) from None
     listener.setblocking(False)
     return listener
 
@@ -42,7 +44,15 @@ def run(config: Config, load: Load, version: str, on_loaded: OnLoaded) -> None:
     check_exposure(config.host, config.api_key)
     listener = bind(config.host, config.port)
     name, port = listener.getsockname()[:2]
-    shown = "127.0.0.1" if name == "0.0.0.0" else "[::1]" if name == "::" else f"[{name}]" if ":" in name else name
+    shown = (
+        "127.0.0.1"
+        if name == "0.0.0.0"
+        else "[::1]"
+        if name == "::"
+        else f"[{name}]"
+        if ":" in name
+        else name
+    )
     app = create_app(config, load, version)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, app, listener, f"http://{shown}:{port}", on_loaded))

@@ -33,7 +33,9 @@ class TextPart(Strict):
     text: str
 
 
-Content = Annotated[Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(_tag)]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(_tag)
+]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopText, Tag("<text>")] | Annotated[list[StopText], Field(max_length=4), Tag("<list>")],

@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Outputs of one request until ``finish_reason``."""
         ...
 
-    async def cancel(self, id: str) -> None:
+    async def cancel(self, request_id: str, /) -> None:
         """Stop a request; unknown ids are fine."""
         ...
 

@@ -53,7 +53,9 @@ class Chunks:
         if field == b"reasoning_content":
             encoded += b',"reasoning":' + encoded
         body = self._openings[index] + b'"delta":{"' + field + b'":' + encoded + b"}"
-        return body + (self._plain if logprobs is None else b',"logprobs":' + _encode(logprobs) + self._running)
+        return body + (
+            self._plain if logprobs is None else b',"logprobs":' + _encode(logprobs) + self._running
+        )
 
     def role(self, index: int) -> bytes:
         """The first chunk of a chat choice."""
@@ -62,7 +64,9 @@ class Chunks:
     def text(self, index: int, text: str, logprobs: Any = None) -> bytes:
         """A chunk of the legacy completion call."""
         body = self._openings[index] + b'"text":' + _encode(text)
-        return body + (self._plain if logprobs is None else b',"logprobs":' + _encode(logprobs) + self._running)
+        return body + (
+            self._plain if logprobs is None else b',"logprobs":' + _encode(logprobs) + self._running
+        )
 
     def finish(self, index: int, reason: str, chat: bool) -> bytes:
         """The last chunk of a choice."""
