@@ -1,0 +1,9 @@
+"""What this machine gives to this process: CPUs, memory, instruction sets."""
+
+from __future__ import annotations
+
+from treadle.machine.isa import require_isa
+from treadle.machine.memory import available_memory
+from treadle.machine.topology import Core, Topology, read_topology, threads
+
+__all__ = ["Core", "Topology", "available_memory", "read_topology", "require_isa", "threads"]
