@@ -2,9 +2,9 @@
 
     python benchmarks/peers/run.py MODEL.gguf --threads 2 --llama-bin /path/to/llama.cpp/bin
 
-Needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. Every run is a process of its own.
-While it runs, CPU time that neither it nor its children use is counted as foreign: above 3 % the run is marked,
-and the whole comparison is refused at the start when the machine is not quiet (--noisy runs anyway).
+Needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. Every run is a process of its
+own. While it runs, CPU time that neither it nor its children use is counted as foreign: above 3 % the run is
+marked, and the whole comparison is refused at the start when the machine is not quiet (unless --noisy).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from treadle.bench.machine import cpu_model, usable_cpus
+from treadle import machine
+from treadle.bench.machine import cpu_model
 from treadle.bench.report import markdown_table, summarise
 
 MOST_FOREIGN = 0.03  # share of all CPU time used by others, above which a run is marked
@@ -180,7 +181,7 @@ def main() -> None:
     """Command line; see the module's text."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--threads", type=int, default=len(usable_cpus()))
+    parser.add_argument("--threads", type=int, default=len(machine.threads()))
     parser.add_argument("--llama-bin", type=Path, help="folder with llama-bench and llama-batched-bench")
     parser.add_argument(
         "--prefill", type=numbers, default=[128, 512, 2048], help="prompt lengths [128,512,2048]"

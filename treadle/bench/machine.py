@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from treadle import _native
+from treadle import _native, machine
 from treadle.bench.report import Summary, markdown_table, summarise
 
 READ_BYTES = 512 << 20  # at least this; four times the last-level cache where that is more
@@ -35,7 +35,7 @@ class MachineReport(msgspec.Struct, frozen=True):
     """Everything ``treadle bench machine`` measures."""
 
     cpu: str
-    cpus: list[int]
+    cpus: list[int]  # logical ids, one per physical core that this process may use
     load_before: float  # 1-minute load average when the measurement started
     bandwidth: list[Bandwidth]
     peaks: list[Peak]
@@ -47,11 +47,6 @@ class MachineReport(msgspec.Struct, frozen=True):
     def best_peak(self, kind: str) -> float:
         """Operations per second of number type ``kind`` with all threads; 0.0 when nothing computes it."""
         return 1e9 * max((p.gop_per_s.median for p in self.peaks if p.type == kind), default=0.0)
-
-
-def usable_cpus() -> list[int]:
-    """Logical CPU ids this process may run on."""
-    return sorted(os.sched_getaffinity(0))
 
 
 def cpu_model() -> str:
@@ -103,8 +98,8 @@ def measure_peaks(
 
 
 def measure_machine(threads: int | None = None, seconds: float = 0.1, passes: int = 9) -> MachineReport:
-    """Bandwidth with 1..``threads`` threads, peaks with one and with all; default: every usable CPU."""
-    cpus = usable_cpus()
+    """Bandwidth with 1..``threads`` threads, peaks with one and with all; default: every usable core."""
+    cpus = machine.threads()
     most = min(threads or len(cpus), len(cpus))
     load = os.getloadavg()[0]
     return MachineReport(
@@ -122,7 +117,7 @@ def machine_table(report: MachineReport) -> str:
     peaks = [(f"{p.isa} {p.type}", p.threads, p.gop_per_s) for p in report.peaks]
     return "\n\n".join(
         [
-            f"{report.cpu}, {len(report.cpus)} usable CPUs",
+            f"{report.cpu}, {len(report.cpus)} usable cores",
             markdown_table(["threads", "read GB/s"], bandwidth),
             markdown_table(["peak", "threads", "GOP/s"], peaks),
         ]
