@@ -7,11 +7,15 @@ wrongly or a token run twice therefore changes the answer. ``expected`` computes
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
-from treadle.core import Request, SamplingParams
+from treadle.core import Output, Request, SamplingParams, TreadleError
 from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.kv.pool import BLOCK
 
@@ -129,6 +133,31 @@ def prompt(seed: int, length: int) -> list[int]:
 def make_engine(config: EngineConfig | None = None, **runner) -> tuple[Engine, ModelRunner]:
     model = ModelRunner(**runner)
     return Engine(model, config or EngineConfig(), clock=lambda: model.now), model
+
+
+class LoadConfig(msgspec.Struct, kw_only=True):
+    """What a test wants of an engine process."""
+
+    step_seconds: float = 0.0  # of real time
+    error: str | None = None  # loading ends with it
+    die: bool = False  # while loading
+    seconds: float = 0.0  # of loading
+
+
+def load(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
+    """The loader of the tests' engine processes."""
+    progress(0.5)
+    time.sleep(config.seconds)
+    if config.die:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config.error:
+        raise TreadleError(config.error)
+
+    def cost(_decodes: int, _prefill: int) -> float:
+        time.sleep(config.step_seconds)
+        return 0.01
+
+    return make_engine(EngineConfig(max_queue=40), max_sequences=8, cost=cost)[0]
 
 
 class Results:

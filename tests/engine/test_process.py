@@ -1,0 +1,268 @@
+"""The engine process and its client: what a server sees when the engine is killed, stopped, full or cannot load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.engine.engine_model import LoadConfig, expected, prompt, request
+from treadle.core import Output
+from treadle.engine.client import EngineClient, EngineUnavailable, Stream
+from treadle.engine.interfaces import BadRequest, QueueFull
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def engine(wait: bool = True, **config: object) -> AsyncIterator[EngineClient]:
+    client = EngineClient("tests.engine.engine_model:load", LoadConfig(**config), restart_delay=0.05)  # type: ignore[arg-type]
+    await client.start()
+    try:
+        if wait:
+            await client.ready()
+        yield client
+    finally:
+        await client.close()
+
+
+async def read(stream: Stream) -> tuple[list[int], Output]:
+    tokens: list[int] = []
+    async for output in stream:
+        tokens += output.token_ids
+    return tokens, output
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.01)
+
+
+def test_answers_many_requests() -> None:
+    async def test() -> None:
+        async with engine() as client:
+            assert (client.state, client.progress, client.error) == ("ready", 1.0, None)
+            info = await client.ready()
+            assert (info.context, info.max_requests) == (512, 48)
+            prompts = [prompt(i, 10 + 3 * i) for i in range(30)]
+            streams = [client.submit(request(f"r{i}", ids, 20)) for i, ids in enumerate(prompts)]
+            answers = await asyncio.gather(*map(read, streams))
+            for ids, (tokens, last) in zip(prompts, answers, strict=True):
+                assert tokens == expected(ids, 20)
+                assert last.finish_reason == "length" and last.usage is not None and last.timing is not None
+                assert last.usage.prompt_tokens == len(ids) and last.timing.ttft >= 0
+            await until(lambda: client.stats["requests_total"] == 30 and client.stats["running"] == 0)
+            assert client.stats["kv_blocks_held"] == 0 and client.stats["output_tokens_total"] == 600
+
+    run(test)
+
+
+def test_slow_reader_loses_nothing() -> None:
+    async def test() -> None:
+        async with engine() as client:
+            stream = client.submit(request("a", prompt(1, 10), 100))
+            fast = client.submit(request("b", prompt(2, 10), 100))
+            assert (await read(fast))[0] == expected(prompt(2, 10), 100)
+            assert (await read(stream))[0] == expected(prompt(1, 10), 100)
+
+    run(test)
+
+
+def test_refuses_at_once_what_cannot_run() -> None:
+    async def test() -> None:
+        async with engine(step_seconds=0.01) as client:
+            for ids, words in (([], "empty"), ([1] * 600, "600 tokens"), ([5000], "5000")):
+                with pytest.raises(BadRequest, match=words):
+                    client.submit(request("bad", ids))
+            bad = client.submit(request("bad", [1], params={"temperature": -1.0}))
+            tokens, last = await read(bad)
+            assert not tokens and last.finish_reason == "error" and "temperature" in (last.error or "")
+            streams = [client.submit(request(f"r{i}", prompt(i, 5), 4)) for i in range(48)]
+            with pytest.raises(QueueFull, match="48"):
+                client.submit(request("more", [1]))
+            for stream in streams:
+                assert (await read(stream))[1].finish_reason == "length"
+            assert (await read(client.submit(request("more", [1, 2], 3))))[0] == expected([1, 2], 3)
+
+    run(test)
+
+
+def test_cancel_and_dropped_streams_free_their_place() -> None:
+    async def test() -> None:
+        async with engine(step_seconds=0.01) as client:
+            cancelled = client.submit(request("cancelled", prompt(1, 10), 400))
+            closed = client.submit(request("closed", prompt(2, 10), 400))
+            other = client.submit(request("other", prompt(3, 10), 40))
+
+            async def leaves() -> None:
+                async for _ in client.submit(request("dropped", prompt(4, 10), 400)):
+                    pass
+
+            reader = asyncio.create_task(leaves())
+            await anext(cancelled)
+            await anext(closed)
+            await client.cancel("cancelled")
+            await client.cancel("unknown")
+            await closed.aclose()
+            reader.cancel()
+            await asyncio.wait([reader])
+            del reader  # and with it the last reference to the stream
+            assert (await read(cancelled))[1].finish_reason == "cancelled"
+            assert (await read(other))[0] == expected(prompt(3, 10), 40)
+            await until(lambda: client.stats["running"] == 0)
+            assert client.stats["kv_blocks_held"] == 0
+            assert client.stats["output_tokens_total"] < 200
+
+    run(test)
+
+
+def test_killed_in_mid_stream_again_and_again() -> None:
+    async def test() -> None:
+        async with engine(step_seconds=0.005) as client:
+            for round_ in range(6):
+                await client.ready()
+                assert client.pid is not None
+                streams = [client.submit(request(f"{round_}-{i}", prompt(i, 20), 400)) for i in range(20)]
+                first = await anext(streams[0])
+                assert first.token_ids
+                os.kill(client.pid, signal.SIGKILL)
+                killed = time.monotonic()
+                for tokens, last in await asyncio.gather(*map(read, streams)):
+                    assert last.finish_reason == "error" and "signal 9" in (last.error or "")
+                    assert last.token_ids == tokens[len(tokens) - len(last.token_ids) :]
+                assert time.monotonic() - killed < 1.0  # the limit that the product promises
+                assert client.state == "restarting"
+                with pytest.raises(EngineUnavailable, match="restarting"):
+                    client.submit(request("now", [1]))
+            await client.ready()
+            assert client.stats["restarts_total"] == 6
+            streams = [client.submit(request(f"r{i}", prompt(i, 20), 10)) for i in range(48)]
+            for i, stream in enumerate(streams):
+                assert (await read(stream))[0] == expected(prompt(i, 20), 10)
+            await until(lambda: client.stats["running"] == 0)
+            assert client.stats["kv_blocks_held"] == 0
+
+    run(test)
+
+
+def test_loading_can_be_watched_and_fail() -> None:
+    async def test() -> None:
+        async with engine(wait=False, seconds=0.3, error="no such file: x.gguf") as client:
+            assert client.state == "loading"
+            with pytest.raises(EngineUnavailable, match="loading"):
+                client.submit(request("a", [1]))
+            await until(lambda: client.progress == 0.5)
+            with pytest.raises(EngineUnavailable, match=r"no such file: x\.gguf"):
+                await client.ready()
+            assert client.state == "failed"
+            await until(lambda: client.pid is None)
+
+    run(test)
+
+
+def test_gives_up_when_every_start_dies() -> None:
+    async def test() -> None:
+        async with engine(wait=False, die=True) as client:
+            with pytest.raises(EngineUnavailable, match=r"5 times in a row.*signal 9"):
+                await client.ready()
+            assert client.state == "failed"
+
+    run(test)
+
+
+def test_close_ends_process_and_requests() -> None:
+    async def test() -> None:
+        async with engine(step_seconds=0.01) as client:
+            process = psutil.Process(client.pid)
+            stream = client.submit(request("a", prompt(1, 10), 400))
+            await anext(stream)
+            await client.close()
+            assert not process.is_running()
+            assert (await read(stream))[1].finish_reason == "error"
+            assert client.state == "stopped" and client.stats["restarts_total"] == 0
+            with pytest.raises(EngineUnavailable):
+                await client.ready()
+
+    run(test)
+
+
+def test_close_while_loading_does_not_wait_for_it() -> None:
+    async def test() -> None:
+        async with engine(wait=False, seconds=30.0) as client:
+            await until(lambda: client.progress == 0.5)
+            started = time.monotonic()
+            await client.close()
+            assert time.monotonic() - started < 5
+
+    run(test)
+
+
+def test_interrupt_is_left_to_the_parent() -> None:
+    async def test() -> None:
+        async with engine() as client:
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGINT)
+            assert (await read(client.submit(request("a", [1, 2], 5))))[0] == expected([1, 2], 5)
+            assert client.stats["restarts_total"] == 0
+
+    run(test)
+
+
+def test_idle_engine_uses_no_cpu() -> None:
+    async def test() -> None:
+        async with engine() as client:
+            await read(client.submit(request("a", [1, 2], 5)))
+            await asyncio.sleep(1.3)  # its self-check is done
+            process = psutil.Process(client.pid)
+            before, switches = process.cpu_times(), process.num_ctx_switches()
+            await asyncio.sleep(1.0)
+            after = process.cpu_times()
+            assert after.user + after.system - before.user - before.system <= 0.01
+            assert process.num_ctx_switches().voluntary - switches.voluntary < 20
+
+    run(test)
+
+
+def test_dies_with_its_parent() -> None:
+    code = (
+        "import asyncio, os\n"
+        "from treadle.engine.client import EngineClient\n"
+        "async def main():\n"
+        "    client = EngineClient('tests.engine.engine_model:load', {})\n"
+        "    await client.start()\n"
+        "    await client.ready()\n"
+        "    print(client.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    parent = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert parent.returncode == -signal.SIGKILL, parent.stderr
+    pid = int(parent.stdout)
+    end = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "the engine outlives its parent"
+        time.sleep(0.02)

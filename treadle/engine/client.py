@@ -1,0 +1,351 @@
+"""The caller's end of an engine process: starts it, watches it, restarts it, and streams what it answers.
+
+Every incarnation of the process gets a socket of its own, so that nothing meant for a dead one reaches the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from treadle.core import Output, Request, TreadleError
+from treadle.engine.engine import EngineInfo, EngineStats
+from treadle.engine.interfaces import Admission, BadRequest, check_request
+from treadle.engine.messages import (
+    Cancel,
+    Configure,
+    Failed,
+    FromEngine,
+    Hello,
+    Outputs,
+    Progress,
+    Ready,
+    Shutdown,
+    Stats,
+    Submit,
+    ToEngine,
+)
+
+log = logging.getLogger("treadle.engine")
+
+State = Literal["stopped", "loading", "ready", "restarting", "failed"]
+
+_MAX_FAILURES = 5  # deaths in a row, without a token or a quiet minute in between, after which we give up
+_QUIET = 60.0  # seconds that an engine must have been ready for its death not to count with earlier ones
+_MAX_DELAY = 30.0  # seconds between a death and the next start
+_GRACE = 2.0  # seconds an engine has to exit after Shutdown, and again after SIGTERM
+
+
+class EngineUnavailable(TreadleError):
+    """The engine is not ready; the caller should answer 503."""
+
+
+class Stream(AsyncIterator[Output]):
+    """Outputs of one request. What piles up while the reader is busy arrives as one output.
+
+    Dropping or closing it before its end cancels the request.
+    """
+
+    def __init__(self, client: EngineClient, request: Request) -> None:
+        self._client = client
+        self._entry = _Entry(request.user)
+        self._id = request.id
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Output:
+        return await self._entry.get()
+
+    async def aclose(self) -> None:
+        """Cancel the request unless it has ended."""
+        if not self._entry.ended:
+            await self._client.cancel(self._id)
+
+    def __del__(self) -> None:
+        if not self._entry.ended:
+            self._client.send_cancel(self._id)
+
+
+class _Entry:
+    """What a request in flight has got and its reader has not yet taken."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+        self.ended = False
+        self._pending: Output | None = None
+        self._exhausted = False
+        self._arrived: asyncio.Future[None] | None = None
+
+    def put(self, output: Output) -> None:
+        if self._pending is None:
+            self._pending = output
+        else:
+            earlier = self._pending
+            earlier.token_ids.extend(output.token_ids)
+            output.token_ids = earlier.token_ids
+            if earlier.logprobs is not None:
+                earlier.logprobs.extend(output.logprobs or ())
+                output.logprobs = earlier.logprobs
+            self._pending = output
+        self.ended = output.finish_reason is not None
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def get(self) -> Output:
+        if self._exhausted:
+            raise StopAsyncIteration
+        while self._pending is None:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        output, self._pending = self._pending, None
+        self._exhausted = output.finish_reason is not None
+        return output
+
+
+class EngineClient:
+    """One engine process. Belongs to one event loop."""
+
+    def __init__(self, loader: str, config: Any, *, restart_delay: float = 0.25) -> None:
+        """``loader``: ``module:function``, see treadle.engine.process.Loader. ``config``: its first argument,
+        anything that msgspec can encode. ``restart_delay``: seconds before the first restart; doubles each time
+        the engine dies before it has answered anything."""
+        self._loader = loader
+        self._config = config
+        self._restart_delay = restart_delay
+        self._state: State = "stopped"
+        self._progress = 0.0
+        self._error: str | None = None
+        self._info: EngineInfo | None = None
+        self._stats = EngineStats()
+        self._admission = Admission(0)
+        self._entries: dict[str, _Entry] = {}
+        self._settled = asyncio.Event()  # set while ready, and for ever once failed
+        self._supervisor: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._closing = asyncio.Event()
+        self._failures = 0
+        self._restarts = 0
+        self._ready_since = math.inf
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def state(self) -> State:
+        """``loading`` the first time, ``restarting`` after a death, ``ready``, ``failed`` for good, ``stopped``."""
+        return self._state
+
+    @property
+    def progress(self) -> float:
+        """How much is loaded, 0 to 1."""
+        return self._progress
+
+    @property
+    def error(self) -> str | None:
+        """Why the engine has failed, or died last."""
+        return self._error
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine, if it runs."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def stats(self) -> Mapping[str, float]:
+        """The newest EngineStats by name, at most about a quarter of a second old, and ``restarts_total``."""
+        return msgspec.structs.asdict(self._stats) | {"restarts_total": self._restarts}
+
+    async def start(self) -> None:
+        """Start the process and return; it loads in the background."""
+        if self._supervisor is not None:
+            raise TreadleError("this engine client was started already")
+        self._state = "loading"
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+
+    async def ready(self) -> EngineInfo:
+        """Wait until requests can be answered. Raises EngineUnavailable when loading has failed."""
+        await self._settled.wait()
+        if self._state != "ready" or self._info is None:
+            raise EngineUnavailable(self._error or "the engine is stopped")
+        return self._info
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, request: Request) -> Stream:
+        """Send a request. Raises at once EngineUnavailable, BadRequest or QueueFull; every later failure is an
+        output with finish_reason "error"."""
+        if self._state != "ready" or self._info is None:
+            raise EngineUnavailable(f"the engine is not ready: {self._state}")
+        if request.id in self._entries:
+            raise BadRequest(f"a request with id {request.id!r} is already running; ids must be unique")
+        check_request(request, self._info.context, self._info.vocab_size)
+        self._admission.enter(request.user)
+        stream = Stream(self, request)
+        self._entries[request.id] = stream._entry
+        self._send(Submit(request))
+        return stream
+
+    async def cancel(self, request_id: str) -> None:
+        """Stop a request, which then ends with "cancelled"; unknown ids are ignored."""
+        self.send_cancel(request_id)
+
+    def send_cancel(self, request_id: str) -> None:
+        """As ``cancel``, for callers that cannot wait."""
+        if request_id in self._entries:
+            self._send(Cancel(request_id))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._socket is None:
+            return  # the process has died, and with it the request
+        # Never waits: the socket has no limit, and no peer only when the process has just died, which ends the
+        # request anyway.
+        self._socket.send(self._encoder.encode(message), zmq.DONTWAIT).add_done_callback(_ignore_no_peer)
+
+    async def close(self) -> None:
+        """Stop the process; requests in flight end with an error."""
+        self._closing.set()
+        process = self._process
+        if process is not None:
+            if self._state == "ready":
+                self._send(Shutdown())
+                await self._wait_for_exit(process)
+            if process.returncode is None:
+                process.terminate()
+                await self._wait_for_exit(process)
+            if process.returncode is None:
+                process.kill()
+        if self._supervisor is not None:
+            await self._supervisor
+        self._state = "stopped"
+        self._settled.set()
+
+    @staticmethod
+    async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _GRACE)
+
+    # ------------------------------------------------------------------ the process
+
+    async def _supervise(self) -> None:
+        directory = tempfile.mkdtemp(prefix="treadle-")  # readable for this user only
+        context = zmq.asyncio.Context()
+        try:
+            while not self._closing.is_set():
+                await self._run_once(context, f"ipc://{directory}/{self._restarts}")
+                if self._closing.is_set() or self._state == "failed":
+                    break
+                self._restarts += 1
+                if asyncio.get_running_loop().time() - self._ready_since > _QUIET:
+                    self._failures = 0
+                self._failures += 1
+                if self._failures >= _MAX_FAILURES:
+                    self._fail(f"the engine died {self._failures} times in a row; last: {self._error}")
+                    break
+                delay = min(_MAX_DELAY, self._restart_delay * 2 ** (self._failures - 1))
+                log.error("%s; starting it again in %.2g s", self._error, delay)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), delay)
+        except Exception as error:
+            log.exception("the engine cannot be watched any more")
+            self._fail(f"the engine could not be started: {error}")
+        finally:
+            context.destroy(linger=0)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _fail(self, error: str) -> None:
+        log.error("%s", error)
+        self._state, self._error = "failed", error
+        self._settled.set()
+
+    async def _run_once(self, context: zmq.asyncio.Context, address: str) -> None:
+        """Start the process and stay until it has ended and its requests have been told."""
+        self._progress, self._ready_since = 0.0, math.inf
+        socket = context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.bind(address)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or str(os.curdir) for path in sys.path)}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "treadle.engine.process", address, self._loader),
+            stdin=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        self._process, self._socket = process, socket
+        if self._closing.is_set():
+            process.terminate()
+        receiver = asyncio.create_task(self._receive(socket), name="engine receiver")
+        try:
+            code = await process.wait()
+            while await socket.poll(20):  # what it said before it died
+                await asyncio.sleep(0.01)
+        finally:
+            receiver.cancel()
+            self._process = self._socket = None
+            socket.close(linger=0)
+        if self._state != "failed":
+            self._settled.clear()
+            self._state = "restarting"
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self._error = "the engine was stopped" if self._closing.is_set() else f"the engine process {how}"
+        for request_id in list(self._entries):
+            message = f"{self._error}; this answer is incomplete, please try again"
+            self._deliver(Output(id=request_id, token_ids=[], finish_reason="error", error=message))
+        self._stats.running = self._stats.queued = self._stats.kv_blocks_held = self._stats.kv_blocks_cached = 0
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            message = self._decoder.decode(await socket.recv())
+            match message:
+                case Outputs(outputs):
+                    for output in outputs:
+                        self._deliver(output)
+                case Stats(stats):
+                    self._stats = stats
+                case Hello():
+                    self._send(Configure(self._config))
+                case Progress(fraction):
+                    self._progress = fraction
+                case Ready(info):
+                    self._info = info
+                    self._admission = Admission(info.max_requests)
+                    self._progress = 1.0
+                    self._state, self._error = "ready", None
+                    self._ready_since = asyncio.get_running_loop().time()
+                    self._settled.set()
+                case Failed(error):
+                    if self._restarts:
+                        self._error = error  # what worked before may work again
+                    else:
+                        self._fail(error)
+
+    def _deliver(self, output: Output) -> None:
+        entry = self._entries.get(output.id)
+        if entry is None:
+            return
+        entry.put(output)
+        if output.token_ids:
+            self._failures = 0
+        if entry.ended:
+            del self._entries[output.id]
+            self._admission.leave(entry.user)
+
+
+def _ignore_no_peer(sent: asyncio.Future[Any]) -> None:
+    if not sent.cancelled():
+        error = sent.exception()
+        if error is not None and not isinstance(error, zmq.Again):
+            log.error("a message could not be sent to the engine: %s", error)
