@@ -8,8 +8,8 @@ A setting has one name and four sources. The first that names it wins:
    ``$XDG_CONFIG_HOME/treadle/config.toml`` if it exists,
 4. the default below.
 
-Lists are comma-separated in the environment, arrays in TOML and repeated flags on the command line. Sources are
-not merged: a list in the environment replaces the one of the file.
+Lists are comma-separated in the environment, arrays in TOML and repeated flags on the command line. Sources
+are not merged: a list in the environment replaces the one of the file.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class Config:
     kv_memory: int | None = setting(
         None, _size, "Memory for the KV cache, such as 512M or 4G. Default: planned from free memory.", "SIZE"
     )
-    host: str = setting("127.0.0.1", _text, "Address to listen on. Beyond loopback an API key is required.", "ADDR")
+    host: str = setting(
+        "127.0.0.1", _text, "Address to listen on. Beyond loopback an API key is required.", "ADDR"
+    )
     port: int = setting(8000, _integer(0, 65535), "Port to listen on; 0 takes a free one.", "PORT")
     api_key: tuple[str, ...] = setting(
         (), _list, "Key that clients must send as `Authorization: Bearer KEY`. Repeat for several.", "KEY"
@@ -158,7 +160,9 @@ class Config:
         values: dict[str, Any] = {}
         for name, raw in _read_file(environ, file).items():
             if name not in known:
-                raise TreadleError(f"unknown setting {name!r} in the configuration file; known: {', '.join(known)}")
+                raise TreadleError(
+                    f"unknown setting {name!r} in the configuration file; known: {', '.join(known)}"
+                )
             values[name] = _check(known[name], raw, f"{name} in the configuration file")
         for name, spec in known.items():
             variable = "TREADLE_" + name.upper()
@@ -183,7 +187,7 @@ def _read_file(environ: Mapping[str, str], file: str | Path | None) -> dict[str,
     if named:
         path = Path(named)
     else:
-        base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "~"), ".config")
+        base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "~"), ".config")
         path = Path(base).expanduser() / "treadle" / "config.toml"
         if not path.is_file():
             return {}

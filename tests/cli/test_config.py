@@ -45,7 +45,8 @@ def test_sizes(text: str, size: int) -> None:
 
 
 WRONG: list[tuple[str, Any]] = [
-    ("port", "http"), ("port", "65536"), ("port", True), ("threads", "0"), ("context", "1.5"), ("kv_memory", "-1G"),
+    ("port", "http"), ("port", "65536"), ("port", True), ("threads", "0"), ("context", "1.5"),
+    ("kv_memory", "-1G"),
     ("kv_memory", "much"), ("keep_alive", "-1"), ("keep_alive", "nan"), ("log_level", "loud"), ("api_key", 5),
 ]  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""Two kinds of servers. ``server``: the real program on the default model. ``scripted``: the application in a thread
-of the test, with a scripted engine."""
+"""Two kinds of servers. ``server``: the real program on the default model. ``scripted``: the application in a
+thread of the test, with a scripted engine."""
 
 from __future__ import annotations
 

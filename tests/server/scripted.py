@@ -1,4 +1,5 @@
-"""An engine that plays a script and a tokenizer of bytes: tests decide what is slow, breaks or is cancelled."""
+"""An engine that plays a script and a tokenizer of bytes: tests decide what is slow, breaks or is
+cancelled."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from treadle.core import Output, Request, TokenLogprobs, TreadleError, Usage
+from treadle.core import FinishReason, Output, Request, TokenLogprobs, TreadleError, Usage
 from treadle.server.textside import ChatOptions, ChatPrompt
 
 
@@ -40,7 +41,7 @@ class ScriptedEngine:
                 yield Output(id=request.id, token_ids=[], finish_reason="error", error=error)
                 return
             last = count == min(len(self.token_ids), limit)
-            reason = None if not last else "length" if count == limit else "stop"
+            reason: FinishReason | None = None if not last else "length" if count == limit else "stop"
             entry = TokenLogprobs(logprob=-0.5, top=[(token, -0.5)])
             logprobs = None if request.params.logprobs is None else [entry]
             output = Output(id=request.id, token_ids=[token], logprobs=logprobs, finish_reason=reason)
@@ -56,7 +57,8 @@ class ScriptedEngine:
 
 
 class ByteText:
-    """Token ids are bytes. A conversation is its contents, one after the other; `refuse` makes the template fail."""
+    """Token ids are bytes. A conversation is its contents, one after the other; `refuse` makes the template
+    fail."""
 
     vocab_size = 256
 
@@ -91,21 +93,21 @@ class ByteAnswer:
     """Holds everything back while a stop string may still begin."""
 
     def __init__(self, stop: tuple[str, ...]) -> None:
-        self.stopped = False
+        self.stopped: str | None = None
         self._stop = stop
         self._held = b""
 
-    def feed(self, token_ids: Sequence[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         self._held += bytes(token_ids)
         for stop in self._stop:
             if stop.encode() in self._held:
-                self.stopped = True
+                self.stopped = stop
                 self._held = self._held[: self._held.index(stop.encode())]
         try:
             text = self._held.decode()
         except UnicodeDecodeError:
             return ""
-        if self._stop and not self.stopped:
+        if self._stop and self.stopped is None:
             return ""
         self._held = b""
         return text
@@ -120,7 +122,7 @@ class UntilClose:
     def __init__(self) -> None:
         self._closed = False
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def push(self, text: str) -> tuple[str, str]:
         if self._closed:
             return "", text
         before, mark, after = text.partition("|")

@@ -1,4 +1,5 @@
-"""Chat with the real default model over real HTTP, through the openai client. Cases A07 to A14, B01 to B07, E02."""
+"""Chat with the real default model over real HTTP, through the openai client. Cases A07 to A14, B01 to B07,
+E02."""
 
 from __future__ import annotations
 

@@ -173,8 +173,10 @@ def test_history_reaches_the_template_whole(scripted: Start) -> None:
 def test_every_sampling_field_reaches_the_engine(scripted: Start) -> None:
     engine = ScriptedEngine()
     fields = {
-        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2,
-        "presence_penalty": 0.2, "frequency_penalty": 0.3, "seed": 2**63 - 1, "max_tokens": 9, "ignore_eos": True,
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "presence_penalty": 0.2, "frequency_penalty": 0.3, "seed": 2**63 - 1, "max_tokens": 9,
+        "ignore_eos": True,
     }  # fmt: skip
     more = {
         "logit_bias": {"5": 2},

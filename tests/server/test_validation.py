@@ -45,7 +45,8 @@ WRONG = [
     ("messages", "hi"), ("messages", [{"role": "alien", "content": "x"}]), ("messages", [{"role": "user"}]),
     ("messages", [{"role": "user", "content": "x", "colour": 1}]), ("seed", 1.5), ("top_k", -2), ("min_p", 2),
     ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0), ("logit_bias", {"x": 1}),
-    ("logit_bias", {"99999999": 1}), ("logit_bias", {"5": 101}), ("stop_token_ids", [10**8]), ("min_tokens", 5000),
+    ("logit_bias", {"99999999": 1}), ("logit_bias", {"5": 101}), ("stop_token_ids", [10**8]),
+    ("min_tokens", 5000),
     ("top_logprobs", 5), ("logprobs", 3), ("stream_options", {"include_usage": True}), ("priority", "high"),
     ("response_format", {"type": "json_object"}), ("tools", []), ("tool_choice", "auto"), ("best_of", 2),
     ("reasoning_effort", "low"), ("service_tier", "flex"), ("echo", True), ("no_such_field", 1), ("model", 7),
@@ -59,7 +60,8 @@ def test_wrong_value_is_named(server: Any, field: str, value: Any) -> None:
 
 HARMLESS = {
     "user": "u1", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "safety_identifier": "s",
-    "response_format": {"type": "text"}, "tools": None, "temperature": None, "stream": False, "prompt_cache_key": "k",
+    "response_format": {"type": "text"}, "tools": None, "temperature": None, "stream": False,
+    "prompt_cache_key": "k",
 }  # fmt: skip
 
 

@@ -41,8 +41,8 @@ def command(
 ) -> None:
     """Talk to a model in the terminal.
 
-    MODEL is a .gguf file or a name known to `treadle list`; without it the built-in SmolLM2-135M-Instruct answers.
-    The conversation so far is part of every question.
+    MODEL is a .gguf file or a name known to `treadle list`; without it the built-in SmolLM2-135M-Instruct
+    answers. The conversation so far is part of every question.
 
     \b
     /clear     forget the conversation

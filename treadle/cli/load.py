@@ -9,7 +9,8 @@ from treadle.server.service import Served
 
 
 async def load_served(config: Config) -> Served:
-    """The model of ``config``, once its engine answers. Raises TreadleError for a model that cannot be served."""
+    """The model of ``config``, once its engine answers. Raises TreadleError for a model that cannot be
+    served."""
     from treadle import hub
     from treadle.engine.client import EngineClient
     from treadle.llm import ENGINE_LOADER, engine_config

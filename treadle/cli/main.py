@@ -33,10 +33,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Commands(click.Group):
     """A group that imports the module of a command when the command is used or listed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"treadle.cli.{COMMANDS[cmd_name]}")
@@ -56,13 +56,14 @@ def treadle() -> None:
     treadle COMMAND --help              everything about one command
 
     Every option can also be set in the environment (--kv-memory 4G is TREADLE_KV_MEMORY=4G) or in a TOML file
-    (kv_memory = "4G" in ~/.config/treadle/config.toml, or in the file named by TREADLE_CONFIG). A flag wins over
-    the environment, the environment over the file.
+    (kv_memory = "4G" in ~/.config/treadle/config.toml, or in the file named by TREADLE_CONFIG). A flag wins
+    over the environment, the environment over the file.
     """
 
 
 def settings(*names: str) -> Callable[[F], F]:
-    """Options for these fields of Config, with the help and the default written there. Values arrive unchecked."""
+    """Options for these fields of Config, with the help and the default written there. Values arrive
+    unchecked."""
     by_name = {f.name: f for f in fields(Config)}
 
     def decorate(function: F) -> F:

@@ -10,8 +10,8 @@ import click
 def command(name: str) -> None:
     """Fetch the model NAME and keep it on this machine.
 
-    The file is verified by SHA-256; a fetch that was interrupted continues where it stopped. `treadle list` shows
-    the names.
+    The file is verified by SHA-256; a fetch that was interrupted continues where it stopped. `treadle list`
+    shows the names.
 
     \b
     treadle pull smollm2:135m

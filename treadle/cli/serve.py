@@ -33,9 +33,9 @@ FIRST_QUESTION = "What is the capital of France?"
 def command(model: str | None, first_answer: bool, config_file: str | None, **flags: Any) -> None:
     """Serve a model over the OpenAI API.
 
-    MODEL is a .gguf file or a name known to `treadle list`; without it the built-in SmolLM2-135M-Instruct is served.
-    The port answers at once: `GET /health` says loading, ready or failed, and until the model is ready the API
-    answers 503 with Retry-After. Ctrl-C or SIGTERM lets running answers finish.
+    MODEL is a .gguf file or a name known to `treadle list`; without it the built-in SmolLM2-135M-Instruct is
+    served. The port answers at once: `GET /health` says loading, ready or failed, and until the model is
+    ready the API answers 503 with Retry-After. Ctrl-C or SIGTERM lets running answers finish.
 
     Without an API key only programs on this machine are answered. To open the server to others:
 
@@ -71,7 +71,15 @@ def command(model: str | None, first_answer: bool, config_file: str | None, **fl
         click.echo(first_steps(url, name, bool(config.api_key)))
 
     click.echo(f"Loading {config.model or 'the built-in model'} ...")
-    run(config, load, importlib.metadata.version("treadle"), on_loaded)
+    run(config, load, installed_version(), on_loaded)
+
+
+def installed_version() -> str:
+    """Version of the installed distribution; a source tree that was never installed has none."""
+    try:
+        return importlib.metadata.version("treadle")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def describe_machine(config: Config) -> str:
@@ -102,9 +110,9 @@ def ask(url: str, model: str, key: str | None) -> None:
         "stream": True,
     }
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=600) as response:
+        with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
             for line in response:
                 if not line.startswith(b"data: {"):
                     continue

@@ -62,8 +62,8 @@ class Keys:
 class Auth:
     """ASGI middleware: lets a request through with a valid key and stores the key's id in ``state["key"]``.
 
-    Without any key the server is open, but only to programs on this machine: a request made by a web page of another
-    origin, or under a foreign host name (DNS rebinding), is refused.
+    Without any key the server is open, but only to programs on this machine: a request made by a web page of
+    another origin, or under a foreign host name (DNS rebinding), is refused.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, origins: tuple[str, ...]) -> None:
@@ -100,7 +100,8 @@ class Auth:
 
     @staticmethod
     def _presented(headers: Headers) -> list[str]:
-        """Every key of the request, whichever header carries it; a second one cannot smuggle the first past."""
+        """Every key of the request, whichever header carries it; a second one cannot smuggle the first
+        past."""
         keys = [value.strip() for value in headers.getlist("x-api-key")]
         for value in headers.getlist("authorization"):
             scheme, _, key = value.partition(" ")

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from treadle.server.errors import ApiError, json_response
 from treadle.server.generation import (
-    Choice,
     Job,
     TokenText,
     check_stream_options,

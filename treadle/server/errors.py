@@ -1,4 +1,5 @@
-"""Errors of the HTTP API. Every one has the body of the OpenAI API: ``{"error": {message, type, param, code}}``."""
+"""Errors of the HTTP API. Every one has the body of the OpenAI API: ``{"error": {message, type, param,
+code}}``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From a validated body to engine requests, and from engine outputs to text. Shared by both completion calls."""
+"""From a validated body to engine requests, and from engine outputs to text. Shared by both completion
+calls."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -19,6 +20,8 @@ from treadle.server.metrics import Metrics
 from treadle.server.schema import Sampling
 from treadle.server.service import Served
 from treadle.server.textside import AnswerText, Reasoning, TextSide
+
+Number = TypeVar("Number", int, float)
 
 LARGE_TEXT = 8192  # characters; longer ones are tokenised on a thread, so that running streams do not wait
 
@@ -38,30 +41,33 @@ def sampling_params(
     if room < 1:
         raise ApiError(
             400,
-            f"{param}: the prompt has {prompt_tokens} tokens, but the context is {served.context} tokens and at least "
-            "one is needed for the answer; shorten the prompt",
+            f"{param}: the prompt has {prompt_tokens} tokens, but the context is {served.context} tokens "
+            "and at least one is needed for the answer; shorten the prompt",
             param=param,
             code="context_length_exceeded",
         )
     if limit is not None and limit > room:
+        name = "max_completion_tokens" if getattr(body, "max_completion_tokens", None) else "max_tokens"
         raise ApiError(
             400,
-            f"the prompt has {prompt_tokens} tokens and {limit} were asked for, together {prompt_tokens + limit}, but the "
-            f"context is {served.context} tokens; ask for at most {room} or leave the limit out",
-            param="max_completion_tokens" if getattr(body, "max_completion_tokens", None) else "max_tokens",
+            f"{name}: the prompt has {prompt_tokens} tokens and {limit} were asked for, together "
+            f"{prompt_tokens + limit}, but the context is {served.context} tokens; ask for at most {room} "
+            "or leave the limit out",
+            param=name,
             code="context_length_exceeded",
         )
     limit = limit or room
     if body.min_tokens and body.min_tokens > limit:
         message = f"min_tokens: {body.min_tokens} is more than the {limit} tokens that the answer may have"
         raise ApiError(400, message, param="min_tokens", code="invalid_value")
+    preset = served.preset
     return SamplingParams(
         max_tokens=limit,
         min_tokens=body.min_tokens or 0,
-        temperature=_or(body.temperature, 1.0),
-        top_k=max(body.top_k or 0, 0),
-        top_p=_or(body.top_p, 1.0),
-        min_p=_or(body.min_p, 0.0),
+        temperature=_or(body.temperature, preset.temperature if preset else 1.0),
+        top_k=max(_or(body.top_k, preset.top_k if preset else 0), 0),
+        top_p=_or(body.top_p, preset.top_p if preset else 1.0),
+        min_p=_or(body.min_p, preset.min_p if preset else 0.0),
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
@@ -79,7 +85,7 @@ def check_stream_options(body: Sampling) -> None:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
 
 
-def _or(value: float | None, default: float) -> float:
+def _or(value: Number | None, default: Number) -> Number:
     return default if value is None else value
 
 
@@ -103,7 +109,8 @@ def _token_ids(ids: list[int], vocabulary: int, param: str) -> tuple[int, ...]:
 
 @dataclass
 class TokenText:
-    """One output token with its logprobs, ready for both response shapes. ``data`` is the token's own bytes."""
+    """One output token with its logprobs, ready for both response shapes. ``data`` is the token's own
+    bytes."""
 
     data: bytes
     logprob: float
@@ -155,8 +162,8 @@ class Choice:
         self.completion_tokens += len(output.token_ids)
         if output.usage is not None:
             self.cached_tokens = output.usage.cached_tokens
-        text = self._text.feed(output.token_ids)
-        finish: str | None = "stop" if self._text.stopped else output.finish_reason
+        text = self._text.push(output.token_ids)
+        finish: str | None = "stop" if self._text.stopped is not None else output.finish_reason
         if finish is not None:
             text += self._text.finish()
         return Piece(self._split(text, finish is not None), self._tokens(output), finish)
@@ -164,7 +171,7 @@ class Choice:
     def _split(self, text: str, last: bool) -> list[tuple[bytes, str]]:
         if self._splitter is None:
             return [(b"content", text)] if text else []
-        parts = [self._splitter.feed(text)]
+        parts = [self._splitter.push(text)]
         if last:
             parts.append(self._splitter.finish())
         reasoning = "".join(part[0] for part in parts)
@@ -192,7 +199,8 @@ def make_choices(
     *,
     thinking: bool | None,
 ) -> list[Choice]:
-    """``n`` choices for one prompt. ``thinking`` None: leave reasoning in the content. Seeds count up from the given."""
+    """``n`` choices for one prompt. ``thinking`` None: leave reasoning in the content. Seeds count up from
+    the given."""
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     choices = []
     for number in range(body.n or 1):
@@ -258,7 +266,8 @@ class Job:
             await self.served.engine.cancel(id)
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """(index of the choice, what it gained), until every choice has finished. Closing it cancels the rest."""
+        """(index of the choice, what it gained), until every choice has finished. Closing it cancels the
+        rest."""
         self.metrics.prompt_tokens.inc(self.prompt_tokens)
         try:
             with self.metrics.clock() as clock:

@@ -50,7 +50,8 @@ class Metrics:
 
 
 class Clock:
-    """Times of one generation request: call ``tokens`` for each output, use it as a context manager around it."""
+    """Times of one generation request: call ``tokens`` for each output, use it as a context manager around
+    it."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

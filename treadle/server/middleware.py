@@ -1,6 +1,7 @@
 """What surrounds every route: request ids, cross-origin rules, and an answer for every exception.
 
-Plain ASGI, because Starlette's BaseHTTPMiddleware would put a queue between each streamed token and the socket.
+Plain ASGI, because Starlette's BaseHTTPMiddleware would put a queue between each streamed token and the
+socket.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ
 
 
 class RequestIds:
-    """Gives each request an id (``state["request_id"]``, header ``X-Request-Id``), or keeps the one it came with.
+    """Gives each request an id (``state["request_id"]``, header ``X-Request-Id``), or keeps the one it came
+    with.
 
-    Also the last place that sees an exception: it is logged with the id, and answered with a 500 that says no more.
+    Also the last place that sees an exception: it is logged with the id, and answered with a 500 that says no
+    more.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -57,10 +60,11 @@ class RequestIds:
 
 
 class Cors:
-    """Cross-origin rules. Without configured origins no header is ever added, so browsers allow same-origin only.
+    """Cross-origin rules. Without configured origins no header is ever added, so browsers allow same-origin
+    only.
 
-    A listed origin is reflected on preflights, answers, streams and errors alike. Credentials (cookies) are never
-    allowed: the API knows keys only.
+    A listed origin is reflected on preflights, answers, streams and errors alike. Credentials (cookies) are
+    never allowed: the API knows keys only.
     """
 
     def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:

@@ -17,7 +17,8 @@ LARGE_TEXT = (
 
 
 async def encode_chat(served: Served, body: ChatBody | TokenizeBody, continue_final: bool) -> ChatPrompt:
-    """The prompt of ``body.messages``. Raises ApiError 400 if they make no sense or the template refuses them."""
+    """The prompt of ``body.messages``. Raises ApiError 400 if they make no sense or the template refuses
+    them."""
     messages = [_plain(index, message) for index, message in enumerate(body.messages or [])]
     if continue_final and (body.add_generation_prompt or messages[-1]["role"] != "assistant"):
         message = (

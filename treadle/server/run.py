@@ -1,4 +1,5 @@
-"""Running the application: the port is bound first, so that clients meet an answer from the first moment on."""
+"""Running the application: the port is bound first, so that clients meet an answer from the first moment
+on."""
 
 from __future__ import annotations
 
@@ -39,20 +40,13 @@ def bind(host: str, port: int) -> socket.socket:
 def run(config: Config, load: Load, version: str, on_loaded: OnLoaded) -> None:
     """Serve until SIGINT or SIGTERM; running answers may finish within ``shutdown_timeout``.
 
-    ``on_loaded(service, url)`` is called once the model is ready. Raises TreadleError if it could not be loaded.
+    ``on_loaded(service, url)`` is called once the model is ready. Raises TreadleError if it could not be
+    loaded.
     """
     check_exposure(config.host, config.api_key)
     listener = bind(config.host, config.port)
     name, port = listener.getsockname()[:2]
-    shown = (
-        "127.0.0.1"
-        if name == "0.0.0.0"
-        else "[::1]"
-        if name == "::"
-        else f"[{name}]"
-        if ":" in name
-        else name
-    )
+    shown = f"[{name}]" if ":" in name else name
     app = create_app(config, load, version)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, app, listener, f"http://{shown}:{port}", on_loaded))

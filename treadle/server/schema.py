@@ -1,7 +1,7 @@
 """What request bodies may hold. Everything is checked; nothing is coerced, and nothing unknown is ignored.
 
-The models here also produce the OpenAPI document, so that it says what the server does. References: the OpenAI API
-for the standard fields, vLLM's OpenAI-compatible server for the extra ones.
+The models here also produce the OpenAPI document, so that it says what the server does. References: the
+OpenAI API for the standard fields, vLLM's OpenAI-compatible server for the extra ones.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class Sampling(Strict):
 
 
 class ChatBody(Sampling):
-    """``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``; both limit reasoning + answer."""
+    """``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``; both limit reasoning
+    + answer."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -128,7 +129,8 @@ class ChatBody(Sampling):
 
 
 class CompletionBody(Sampling):
-    """``POST /v1/completions``. ``prompt``: a text, token ids, or a list of either. ``max_tokens`` defaults to 16."""
+    """``POST /v1/completions``. ``prompt``: a text, token ids, or a list of either. ``max_tokens`` defaults
+    to 16."""
 
     prompt: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[str | Token | list[Token]], Tag("<list>")],

@@ -17,6 +17,7 @@ from treadle.server.body import read_json
 from treadle.server.errors import ApiError
 from treadle.server.metrics import Metrics
 from treadle.server.textside import TextSide
+from treadle.text.reasoning import Preset
 
 log = logging.getLogger("treadle.server")
 
@@ -56,6 +57,7 @@ class Served:
     engine: Engine
     context: int  # tokens
     aliases: tuple[str, ...] = ()
+    preset: Preset | None = None  # sampling for requests that name none
     created: int = field(default_factory=lambda: int(time.time()))
 
     def card(self) -> dict[str, Any]:
@@ -130,7 +132,8 @@ class Service:
         return self._served
 
     def find(self, name: str | None) -> Served:
-        """The served model if ``name`` is one of its names (None: the only one there is), else ApiError 404."""
+        """The served model if ``name`` is one of its names (None: the only one there is), else ApiError
+        404."""
         served = self.served()
         if name is None or name == served.name or name in served.aliases:
             return served

@@ -1,6 +1,7 @@
 """Server-sent events: the bytes of chunks, and the response that carries them.
 
-A chunk differs from the one before only in its delta, so everything around the delta is encoded once per choice.
+A chunk differs from the one before only in its delta, so everything around the delta is encoded once per
+choice.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def error_event(error: ApiError) -> bytes:
 
 
 class Chunks:
-    """Chunks of one answer. ``head`` holds the constant fields; ``usage`` adds ``"usage": null`` to every chunk."""
+    """Chunks of one answer. ``head`` holds the constant fields; ``usage`` adds ``"usage": null`` to every
+    chunk."""
 
     def __init__(self, head: dict[str, Any], count: int, usage: bool) -> None:
         self._head = head
@@ -80,7 +82,8 @@ class Chunks:
 
 
 class EventStream:
-    """ASGI response that sends ``events``, comments while they are silent, and stops them when the client leaves."""
+    """ASGI response that sends ``events``, comments while they are silent, and stops them when the client
+    leaves."""
 
     headers = (
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -93,7 +96,7 @@ class EventStream:
         self._keep_alive = keep_alive
         self._sent = 0.0  # loop time of the last bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         await send({"type": "http.response.start", "status": 200, "headers": list(self.headers)})
         comments = asyncio.create_task(self._comment(send)) if self._keep_alive else None
         try:
@@ -129,7 +132,8 @@ class EventStream:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``, or None after cancelling it because the client left. The body must be read already."""
+    """The result of ``work``, or None after cancelling it because the client left. The body must be read
+    already."""
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_disconnected(receive))
     try:

@@ -25,14 +25,15 @@ class ChatPrompt:
 
 
 class AnswerText(Protocol):
-    """Text of one answer as its tokens come: whole characters only, and nothing that may become a stop string."""
+    """Text of one answer as its tokens come: whole characters only, and nothing that may become a stop
+    string."""
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found; the text ends before it."""
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
         ...
 
-    def feed(self, token_ids: Sequence[int], /) -> str:
+    def push(self, ids: Sequence[int], /) -> str:
         """Text that is certain after these tokens."""
         ...
 
@@ -44,7 +45,7 @@ class AnswerText(Protocol):
 class Reasoning(Protocol):
     """Splits answer text into (reasoning, content), both without the tags."""
 
-    def feed(self, text: str, /) -> tuple[str, str]:
+    def push(self, text: str, /) -> tuple[str, str]:
         """The parts that are certain."""
         ...
 
@@ -62,7 +63,8 @@ class TextSide(Protocol):
         ...
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of raw text. Control tokens written in it are plain text; ``add_special``: BOS where the model wants it."""
+        """Ids of raw text. Control tokens written in it are plain text; ``add_special``: BOS where the model
+        wants it."""
         ...
 
     def encode_chat(self, messages: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
