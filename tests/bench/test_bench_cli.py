@@ -13,6 +13,8 @@ import gguf
 import pytest
 from click.testing import CliRunner
 
+from treadle.bench.shapes import Shape
+from treadle.bench.synth import write_synthetic
 from treadle.cli.bench import command
 from treadle.core import TreadleError
 
@@ -58,6 +60,24 @@ def test_synth_help_lists_shapes_and_quantisations() -> None:
 def test_synth_of_an_unknown_shape() -> None:
     with pytest.raises(TreadleError, match="known ones are"):
         _run("synth", "gpt-5", "Q4_0", "/tmp/never.gguf")
+
+
+def test_offline_loads_a_model_and_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.bench.machine.READ_BYTES", 1 << 20)
+    path = tmp_path / "m.gguf"
+    write_synthetic(
+        Shape("tiny", "qwen2", 2, 256, 512, 4, 2, 512, 1024, 1e6, 1e-6, head_dim=64), "Q4_K_M", path
+    )
+    cases = ("--prefill", "40", "--context", "0,33", "--batch", "1,3", "--steps", "2", "--threads", "1")
+    report = json.loads(_run("offline", str(path), "--json", *cases).stdout)
+    assert [(r["case"], r["tokens"], r["batch"]) for r in report["results"]] == [
+        ("prefill", 40, 1),
+        ("decode", 0, 1),
+        ("decode", 0, 3),
+        ("decode", 33, 1),
+    ]
+    assert report["threads"] == 1
+    assert all(r["tokens_per_s"]["median"] > 0 and r["share"] > 0 for r in report["results"])
 
 
 def test_serve_as_table_and_json(server_url: str) -> None:
