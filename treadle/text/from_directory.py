@@ -124,7 +124,11 @@ def _template(directory: Path, config: dict[str, Any]) -> str | None:
 
 def _steps(raw: dict[str, Any]) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
-    for part, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):
+    for part, inner in (
+        ("normalizer", "normalizers"),
+        ("pre_tokenizer", "pretokenizers"),
+        ("decoder", "decoders"),
+    ):
         step = raw.get(part) or {}
         steps.extend(step[inner] if step.get("type") == "Sequence" else [step])
     return steps
@@ -135,14 +139,18 @@ def _uses(raw: dict[str, Any], type_: str) -> bool:
 
 
 def _uses_prefix(raw: dict[str, Any]) -> bool:
-    return any(s.get("type") == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in _steps(raw))
+    return any(
+        s.get("type") == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in _steps(raw)
+    )
 
 
 def _after_control(raw: dict[str, Any]) -> tokenizers.Tokenizer | None:
     """A second tokenizer for text that does not start the prompt, where only the start gets a space put before it."""
     pre: dict[str, Any] = raw.get("pre_tokenizer") or {}
     steps = pre["pretokenizers"] if pre.get("type") == "Sequence" else [pre]
-    first = [step for step in steps if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"]
+    first = [
+        step for step in steps if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
+    ]
     if not first:
         return None
     for step in first:

@@ -34,7 +34,11 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     for id in (bos, eos):
         if id is not None and kinds[id] not in (Kind.NORMAL, Kind.BYTE):
             controls.setdefault(tokens[id], Control(id))
-    plain = {t: i for i, (t, k) in enumerate(zip(tokens, kinds, strict=True)) if k not in _HIDDEN and t not in controls}
+    plain = {
+        t: i
+        for i, (t, k) in enumerate(zip(tokens, kinds, strict=True))
+        if k not in _HIDDEN and t not in controls
+    }
     if model == "gpt2":
         pre = scheme(fields.get("pre", str, "gpt-2"))
         backend = tokenizers.Tokenizer(_byte_level(fields, plain, tokens, pre.whole_words_first))
@@ -46,11 +50,17 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
         adds_bos, space_prefix = True, fields.get("add_space_prefix", bool, True)
         scores = fields.numbers("scores", len(tokens))
         if scores is None:
-            raise TreadleError("tokenizer.ggml.scores: missing, but tokenizer.ggml.model 'llama' needs one per token")
-        backend = tokenizers.Tokenizer(_sentencepiece(plain, kinds, scores, None if unk is None else (tokens[unk], unk)))
+            raise TreadleError(
+                "tokenizer.ggml.scores: missing, but tokenizer.ggml.model 'llama' needs one per token"
+            )
+        backend = tokenizers.Tokenizer(
+            _sentencepiece(plain, kinds, scores, None if unk is None else (tokens[unk], unk))
+        )
         backend.normalizer = spaces(space_prefix)
     else:
-        raise TreadleError(f"tokenizer.ggml.model: {model!r} is not supported; supported are 'gpt2' and 'llama'")
+        raise TreadleError(
+            f"tokenizer.ggml.model: {model!r} is not supported; supported are 'gpt2' and 'llama'"
+        )
     extra = [t for t, i in plain.items() if kinds[i] == Kind.USER_DEFINED]
     backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in extra])
     ends = ends_text(controls)
@@ -136,14 +146,18 @@ def _byte_level(fields: _Fields, plain: dict[str, int], tokens: list[str], whole
     for index, line in enumerate(fields.strings("merges")):
         pair = tuple(line.split(" ")) if isinstance(line, str) else ()
         if len(pair) != 2:
-            raise TreadleError(f"tokenizer.ggml.merges: entry {index} is not two tokens with a space: {line[:80]!r}")
+            raise TreadleError(
+                f"tokenizer.ggml.merges: entry {index} is not two tokens with a space: {line[:80]!r}"
+            )
         left, right = pair
         if left in plain and right in plain and left + right in plain:
             merges.append((left, right))
             continue
         known = known or set(tokens)
         if not {left, right, left + right} <= known:
-            raise TreadleError(f"tokenizer.ggml.merges: entry {index} names tokens that do not exist: {line[:80]!r}")
+            raise TreadleError(
+                f"tokenizer.ggml.merges: entry {index} names tokens that do not exist: {line[:80]!r}"
+            )
     return models.BPE(vocab=plain, merges=merges, ignore_merges=whole_words)
 
 
@@ -162,4 +176,6 @@ def _sentencepiece(
     if unk is not None:
         vocab[unk[0]] = unk[1]
     merges = [(left, right) for _, _, _, left, right in found]
-    return models.BPE(vocab=vocab, merges=merges, unk_token=unk[0] if unk else None, fuse_unk=True, byte_fallback=True)
+    return models.BPE(
+        vocab=vocab, merges=merges, unk_token=unk[0] if unk else None, fuse_unk=True, byte_fallback=True
+    )

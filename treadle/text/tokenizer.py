@@ -96,7 +96,9 @@ class Tokenizer:
                 try:
                     ids.extend(backend.encode(piece, add_special_tokens=False).ids)
                 except UnicodeEncodeError:
-                    raise TreadleError("the text holds half of a surrogate pair, which is not a character") from None
+                    raise TreadleError(
+                        "the text holds half of a surrogate pair, which is not a character"
+                    ) from None
             backend = self._v.backend_inside or backend
         return ids
 
