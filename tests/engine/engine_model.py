@@ -1,8 +1,9 @@
 """A tiny model behind the StepRunner protocol, whose every token depends on every KV entry before it.
 
-The KV entry of a position is a hash of its token and of all earlier entries, read through the block table, and the
-next token is taken from the entry of the last one. A wrong table, a block given away too early, a prefix matched
-wrongly or a token run twice therefore changes the answer. ``expected`` computes the same from a plain list.
+The KV entry of a position is a hash of its token and of all earlier entries, read through the block table,
+and the next token is taken from the entry of the last one. A wrong table, a block given away too early, a
+prefix matched wrongly or a token run twice therefore changes the answer. ``expected`` computes the same from
+a plain list.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from treadle.core import Output, Request, SamplingParams, TreadleError
 from treadle.engine.engine import Engine, EngineConfig
+from treadle.engine.interfaces import Ids, SampleResult, SamplerState
 from treadle.engine.kv.pool import BLOCK
 
 VOCAB = 1000
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-def entry(token: int, earlier: np.ndarray) -> np.uint64:
+def entry(token: int, earlier: NDArray[np.uint64]) -> np.uint64:
     weights = np.arange(1, len(earlier) + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     with np.errstate(over="ignore"):
         mixed = (np.dot(earlier, weights) + np.uint64(token) + np.uint64(len(earlier))) * _PRIME
-    return mixed ^ (mixed >> np.uint64(29))
+    return np.uint64(mixed ^ (mixed >> np.uint64(29)))
 
 
 def token_of(value: np.uint64) -> int:
@@ -89,13 +93,14 @@ class ModelRunner:
         self._kv = np.zeros((num_blocks, BLOCK), np.uint64)
         self._logits: list[np.uint64] = []
 
-    def run(self, tokens, query_lens, past_lens, slots, logits_rows) -> None:
+    def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids) -> None:
         assert 0 < len(tokens) <= self.max_tokens
         assert len(set(slots.tolist())) == len(slots) <= self.max_sequences
         assert query_lens.sum() == len(tokens)
         self.steps.append(query_lens.tolist())
         self.tokens_run += len(tokens)
-        values, at = [], 0
+        values: list[np.uint64] = []
+        at = 0
         for length, past, slot in zip(query_lens.tolist(), past_lens.tolist(), slots.tolist(), strict=True):
             blocks = self.tables[slot, : -(-(past + length) // BLOCK)]
             kv = self._kv[blocks].reshape(-1)
@@ -107,12 +112,13 @@ class ModelRunner:
         ones = sum(length == 1 for length in query_lens.tolist())
         self.now += self._cost(ones, len(tokens) - ones)
 
-    def sample(self, rows, states):
-        if bad := [i for i, state in enumerate(states) if state.bias]:
+    def sample(self, rows: Sequence[int], states: Sequence[SamplerState]) -> SampleResult:
+        mine = [state for state in states if isinstance(state, State)]
+        if bad := [i for i, state in enumerate(mine) if state.bias]:
             raise NothingLeft(bad)
         tokens = np.array([token_of(self._logits[row]) for row in rows], np.int32)
-        logprobs = np.array([-0.5 if state.logprobs is not None else np.nan for state in states], np.float32)
-        tops = [None if s.logprobs is None else [(int(t), -0.5)] for t, s in zip(tokens, states, strict=True)]
+        logprobs = np.array([-0.5 if state.logprobs is not None else np.nan for state in mine], np.float32)
+        tops = [None if s.logprobs is None else [(int(t), -0.5)] for t, s in zip(tokens, mine, strict=True)]
         return tokens, logprobs, tops
 
     def new_state(self, request: Request) -> State:
@@ -121,16 +127,16 @@ class ModelRunner:
         return State(request)
 
 
-def request(id: str, prompt: list[int], max_tokens: int | None = 8, **fields) -> Request:
+def request(id: str, prompt: list[int], max_tokens: int | None = 8, **fields: Any) -> Request:
     params = SamplingParams(max_tokens=max_tokens, **fields.pop("params", {}))
     return Request(id=id, prompt_ids=prompt, params=params, **fields)
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+    return [int(token) for token in np.random.default_rng(seed).integers(0, VOCAB, length)]
 
 
-def make_engine(config: EngineConfig | None = None, **runner) -> tuple[Engine, ModelRunner]:
+def make_engine(config: EngineConfig | None = None, **runner: Any) -> tuple[Engine, ModelRunner]:
     model = ModelRunner(**runner)
     return Engine(model, config or EngineConfig(), clock=lambda: model.now), model
 
@@ -160,13 +166,24 @@ def load(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
     return make_engine(EngineConfig(max_queue=40), max_sequences=8, cost=cost)[0]
 
 
+class Last:
+    """The last output of a request, which has a usage."""
+
+    def __init__(self, output: Output) -> None:
+        assert output.usage is not None
+        self.usage = output.usage
+        self.finish_reason = output.finish_reason
+        self.stop_token = output.stop_token
+        self.error = output.error
+
+
 class Results:
     """Steps an engine and collects what each request got."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.tokens: dict[str, list[int]] = {}
-        self.last: dict[str, object] = {}
+        self.last: dict[str, Last] = {}
         self.order: list[str] = []  # of ids, by last output
 
     def step(self) -> list[str]:
@@ -178,7 +195,7 @@ class Results:
             if output.token_ids:
                 got.append(output.id)
             if output.finish_reason:
-                self.last[output.id] = output
+                self.last[output.id] = Last(output)
                 self.order.append(output.id)
         return got
 

@@ -1,4 +1,6 @@
-"""The engine process and its client: what a server sees when the engine is killed, stopped, full or cannot load."""
+"""The engine process and its client: what a server sees when the engine is killed, stopped, full or cannot
+load.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.engine.engine_model import LoadConfig, expected, prompt, request
@@ -45,6 +46,20 @@ async def engine(wait: bool = True, **config: object) -> AsyncIterator[EngineCli
         yield client
     finally:
         await client.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def wakeups(pid: int) -> int:
+    """How often the threads of a process were woken up so far."""
+    statuses = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    lines = [line for status in statuses for line in status.splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
 async def read(stream: Stream) -> tuple[list[int], Output]:
@@ -177,8 +192,7 @@ def test_loading_can_be_watched_and_fail() -> None:
             await until(lambda: client.progress == 0.5)
             with pytest.raises(EngineUnavailable, match=r"no such file: x\.gguf"):
                 await client.ready()
-            assert client.state == "failed"
-            await until(lambda: client.pid is None)
+            await until(lambda: client.state == "failed" and client.pid is None)
 
     run(test)
 
@@ -196,11 +210,12 @@ def test_gives_up_when_every_start_dies() -> None:
 def test_close_ends_process_and_requests() -> None:
     async def test() -> None:
         async with engine(step_seconds=0.01) as client:
-            process = psutil.Process(client.pid)
+            pid = client.pid
+            assert pid is not None and alive(pid)
             stream = client.submit(request("a", prompt(1, 10), 400))
             await anext(stream)
             await client.close()
-            assert not process.is_running()
+            assert not alive(pid)
             assert (await read(stream))[1].finish_reason == "error"
             assert client.state == "stopped" and client.stats["restarts_total"] == 0
             with pytest.raises(EngineUnavailable):
@@ -235,13 +250,11 @@ def test_idle_engine_uses_no_cpu() -> None:
     async def test() -> None:
         async with engine() as client:
             await read(client.submit(request("a", [1, 2], 5)))
-            await asyncio.sleep(1.3)  # its self-check is done
-            process = psutil.Process(client.pid)
-            before, switches = process.cpu_times(), process.num_ctx_switches()
+            await asyncio.sleep(2.0)  # its self-check is done
+            assert client.pid is not None
+            before = wakeups(client.pid)
             await asyncio.sleep(1.0)
-            after = process.cpu_times()
-            assert after.user + after.system - before.user - before.system <= 0.01
-            assert process.num_ctx_switches().voluntary - switches.voluntary < 20
+            assert wakeups(client.pid) <= before + 2
 
     run(test)
 
@@ -263,6 +276,6 @@ def test_dies_with_its_parent() -> None:
     assert parent.returncode == -signal.SIGKILL, parent.stderr
     pid = int(parent.stdout)
     end = time.monotonic() + 5
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while alive(pid):
         assert time.monotonic() < end, "the engine outlives its parent"
         time.sleep(0.02)

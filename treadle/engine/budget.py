@@ -4,12 +4,14 @@ from __future__ import annotations
 
 _PROBE_EVERY = 64  # mixed steps after which one step without prefill measures again what decoding alone costs
 _SLOWDOWN = 1.8  # while prompts are read, running decodes slow down to at most this factor,
-_LEAST_SLOWDOWN = 1.5  # and never less than this one, so that prompts advance on machines that miss the target
+_LEAST_SLOWDOWN = 1.5  # and never less than this, so that prompts advance where the target is out of reach
 _WEIGHT = 0.25  # of a new measurement in the running means
 
 
 class Budget:
-    """Model: seconds of a step = decode time (by the number of decodes) + prompt tokens x seconds per prompt token."""
+    """Model: seconds of a step = decode time (by the number of decodes) + prompt tokens x seconds per
+    prompt token.
+    """
 
     def __init__(self, max_tokens: int, max_sequences: int, target_itl: float) -> None:
         """``target_itl``: seconds between two tokens of a running request that prefill should not exceed."""

@@ -1,6 +1,7 @@
 """The caller's end of an engine process: starts it, watches it, restarts it, and streams what it answers.
 
-Every incarnation of the process gets a socket of its own, so that nothing meant for a dead one reaches the next.
+Every incarnation of the process gets a socket of its own, so that nothing meant for a dead one reaches the
+next.
 """
 
 from __future__ import annotations
@@ -119,9 +120,10 @@ class EngineClient:
     """One engine process. Belongs to one event loop."""
 
     def __init__(self, loader: str, config: Any, *, restart_delay: float = 0.25) -> None:
-        """``loader``: ``module:function``, see treadle.engine.process.Loader. ``config``: its first argument,
-        anything that msgspec can encode. ``restart_delay``: seconds before the first restart; doubles each time
-        the engine dies before it has answered anything."""
+        """``loader``: ``module:function``, see treadle.engine.process.Loader. ``config``: its first
+        argument, anything that msgspec can encode. ``restart_delay``: seconds before the first restart;
+        doubles each time the engine dies before it has answered anything.
+        """
         self._loader = loader
         self._config = config
         self._restart_delay = restart_delay
@@ -147,7 +149,9 @@ class EngineClient:
 
     @property
     def state(self) -> State:
-        """``loading`` the first time, ``restarting`` after a death, ``ready``, ``failed`` for good, ``stopped``."""
+        """``loading`` the first time, ``restarting`` after a death, ``ready``, ``failed`` for good,
+        ``stopped``.
+        """
         return self._state
 
     @property
@@ -187,8 +191,9 @@ class EngineClient:
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: Request) -> Stream:
-        """Send a request. Raises at once EngineUnavailable, BadRequest or QueueFull; every later failure is an
-        output with finish_reason "error"."""
+        """Send a request. Raises at once EngineUnavailable, BadRequest or QueueFull; every later failure
+        is an output with finish_reason "error".
+        """
         if self._state != "ready" or self._info is None:
             raise EngineUnavailable(f"the engine is not ready: {self._state}")
         if request.id in self._entries:
@@ -212,9 +217,10 @@ class EngineClient:
     def _send(self, message: ToEngine) -> None:
         if self._socket is None:
             return  # the process has died, and with it the request
-        # Never waits: the socket has no limit, and no peer only when the process has just died, which ends the
-        # request anyway.
-        self._socket.send(self._encoder.encode(message), zmq.DONTWAIT).add_done_callback(_ignore_no_peer)
+        # Never waits: the socket has no limit, and lacks a peer only when the process has just died, which
+        # ends the request anyway.
+        sent = asyncio.ensure_future(self._socket.send(self._encoder.encode(message), zmq.DONTWAIT))
+        sent.add_done_callback(_ignore_no_peer)
 
     async def close(self) -> None:
         """Stop the process; requests in flight end with an error."""
@@ -278,11 +284,11 @@ class EngineClient:
         socket = context.socket(zmq.DEALER)
         socket.set_hwm(0)
         socket.bind(address)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or str(os.curdir) for path in sys.path)}
+        search_path = os.pathsep.join(path or os.curdir for path in sys.path)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "treadle.engine.process", address, self._loader),
             stdin=asyncio.subprocess.PIPE,
-            env=environment,
+            env=os.environ | {"PYTHONPATH": search_path},
         )
         self._process, self._socket = process, socket
         if self._closing.is_set():
@@ -290,8 +296,8 @@ class EngineClient:
         receiver = asyncio.create_task(self._receive(socket), name="engine receiver")
         try:
             code = await process.wait()
-            while await socket.poll(20):  # what it said before it died
-                await asyncio.sleep(0.01)
+            while await socket.poll(20):  # the receiver takes what it said before it died
+                continue
         finally:
             receiver.cancel()
             self._process = self._socket = None
@@ -304,7 +310,8 @@ class EngineClient:
         for request_id in list(self._entries):
             message = f"{self._error}; this answer is incomplete, please try again"
             self._deliver(Output(id=request_id, token_ids=[], finish_reason="error", error=message))
-        self._stats.running = self._stats.queued = self._stats.kv_blocks_held = self._stats.kv_blocks_cached = 0
+        for name in ("running", "queued", "kv_blocks_held", "kv_blocks_cached"):
+            setattr(self._stats, name, 0)
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:

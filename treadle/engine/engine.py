@@ -82,7 +82,9 @@ class Engine:
         self._stats.requests_total += 1
 
     def cancel(self, request_id: str) -> None:
-        """Free what the request holds, at once; the next step returns its last output. Unknown ids are ignored."""
+        """Free what the request holds, at once; the next step returns its last output. Unknown ids are
+        ignored.
+        """
         output = self._scheduler.cancel(request_id)
         if output is not None:
             self._ended.append(output)
@@ -102,7 +104,9 @@ class Engine:
         return outputs
 
     def _sample(self, batch: Batch) -> tuple[SampleResult, list[Output]]:
-        """One token per sampled sequence. Sequences for which nothing is left to choose end here with an error."""
+        """One token per sampled sequence. Sequences for which nothing is left to choose end here with an
+        error.
+        """
         rows = list(range(len(batch.sampled)))
         try:
             return self._runner.sample(rows, batch.states), []

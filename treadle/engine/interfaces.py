@@ -35,22 +35,22 @@ class StepRunner(Protocol):
     num_blocks: int  # KV blocks of treadle.engine.kv.pool.BLOCK tokens
     vocab_size: int
     eos_ids: frozenset[int]
-    tables: Ids  # [max_sequences, blocks per sequence]: row ``slot`` names the KV blocks of the sequence there
+    tables: Ids  # [max_sequences, blocks per sequence]: row ``slot`` names the blocks of the sequence there
 
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:
         """Compute S sequences at once: the KV of ``tokens`` [T] and the logits of some of them.
 
-        Sequence s brings ``query_lens[s]`` tokens (they follow each other in ``tokens``) after ``past_lens[s]``
-        earlier ones whose KV is in the blocks of row ``slots[s]`` of ``tables``. ``logits_rows`` [R]: indices into
-        ``tokens`` of the rows whose logits are wanted.
+        Sequence s brings ``query_lens[s]`` tokens (they follow each other in ``tokens``) after
+        ``past_lens[s]`` earlier ones whose KV is in the blocks of row ``slots[s]`` of ``tables``.
+        ``logits_rows`` [R]: indices into ``tokens`` of the rows whose logits are wanted.
         """
         ...
 
     def sample(self, rows: Items[int], states: Items[SamplerState], /) -> SampleResult:
         """Choose one token per state; state i reads row ``rows[i]`` (0..R-1) of the last run's logits.
 
-        A ValueError with an attribute ``picks`` (indices into ``states``) says that for these nothing is left to
-        choose; the others may then be sampled again.
+        A ValueError with an attribute ``picks`` (indices into ``states``) says that for these nothing is left
+        to choose; the others may then be sampled again.
         """
         ...
 
@@ -78,10 +78,10 @@ class Admission:
     def enter(self, user: str) -> None:
         """Take one place. Raises QueueFull."""
         if self.inside >= self.limit:
-            raise QueueFull(f"all {self.limit} places for running and waiting requests are taken; try again later")
+            raise QueueFull(f"all {self.limit} places for requests are taken; try again later")
         most = max(1, self.limit * 3 // 4)
         if user and self._by_user[user] >= most:
-            raise QueueFull(f"{most} requests of this user are running or waiting, which is the limit; try again later")
+            raise QueueFull(f"{most} requests of this user are in work, which is the limit; try again later")
         self.inside += 1
         self._by_user[user] += 1
 
@@ -100,8 +100,8 @@ def check_request(request: Request, context: int, vocab_size: int) -> None:
         raise BadRequest("the prompt is empty; it must have at least one token")
     if len(ids) >= context:
         raise BadRequest(
-            f"the prompt has {len(ids)} tokens, but the context holds {context} tokens of prompt and answer together; "
-            "shorten the prompt or serve the model with a larger context"
+            f"the prompt has {len(ids)} tokens, but the context holds {context} tokens of prompt and answer "
+            "together; shorten the prompt or serve the model with a larger context"
         )
     if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = next(id for id in ids if not 0 <= id < vocab_size)

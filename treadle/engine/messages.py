@@ -1,7 +1,8 @@
 """What a client and an engine process say to each other: msgspec structs in MessagePack over ZeroMQ.
 
-Requests are named by id and nothing is shared, so that an engine may as well run on another machine. The engine
-connects and says Hello, the client answers with Configure; then Progress until Ready or Failed; then requests.
+Requests are named by id and nothing is shared, so that an engine may as well run on another machine. The
+engine connects and says Hello, the client answers with Configure; then Progress until Ready or Failed; then
+requests.
 """
 
 from __future__ import annotations

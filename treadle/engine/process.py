@@ -1,8 +1,8 @@
 """The engine process: ``python -m treadle.engine.process ADDRESS module:loader``.
 
 Connects to the client's socket, loads the engine, then alternates between messages and steps. Without work it
-blocks in poll and uses no CPU. It ends with its parent (standard input is a pipe that the parent holds open and
-that closes when it dies), on SIGTERM and on Shutdown; SIGINT is left to the parent.
+blocks in poll and uses no CPU. It ends with its parent (standard input is a pipe that the parent holds open
+and that closes when it dies), on SIGTERM and on Shutdown; SIGINT is left to the parent.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from treadle.engine.messages import (
 
 log = logging.getLogger("treadle.engine")
 
-# A loader gets the client's configuration (converted to the type of its first parameter) and a function to report
-# how much is loaded (0 to 1), to be called from the loader's own thread. A TreadleError is shown to the user.
+# A loader gets the client's configuration, converted to the type of its first parameter, and a function that
+# takes how much is loaded (0 to 1), to be called from the loader's own thread. Its TreadleErrors are for the user.
 Loader = Callable[[Any, Callable[[float], None]], Engine]
 
 _STATS_EVERY = 0.25  # seconds, while working
@@ -53,8 +53,10 @@ class Connection:
 
     def __init__(self, address: str) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.set_hwm(0)  # what may be under way is bounded by the requests, so nothing is ever dropped
-        self._socket.linger = 1000
+        self._socket.set_hwm(
+            0
+        )  # what may be under way is bounded by the requests, so nothing is ever dropped
+        self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
@@ -101,8 +103,8 @@ def serve(connection: Connection, engine: Engine) -> None:
                 case Submit(request):
                     try:
                         engine.add(request)
-                    except TreadleError as error:
-                        last = Output(id=request.id, token_ids=[], finish_reason="error", error=str(error))
+                    except TreadleError as refusal:
+                        last = Output(id=request.id, token_ids=[], finish_reason="error", error=str(refusal))
                         connection.send(Outputs([last]))
                 case Cancel(id):
                     engine.cancel(id)

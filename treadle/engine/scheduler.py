@@ -3,11 +3,11 @@
 - Every running decode is in every step; prompts share what the token budget leaves (treadle.engine.budget).
 - Half of that goes to the prompt whose user has had least service, half to the shortest: a long prompt always
   advances, a short one never waits for it.
-- Requests wait in order of (priority, service of their user, arrival). Prompts that begin like one being read wait
-  until those blocks are in the prefix cache, so that ``n`` answers cost one prefill.
-- When KV runs out, the last in (priority, arrival) is preempted: it gives its blocks back, waits, and is recomputed
-  from what the prefix cache kept. A request may also displace others of worse priority, or of a user who runs at
-  least two more than its own.
+- Requests wait in order of (priority, service of their user, arrival). Prompts that begin like one being read
+  wait until those blocks are in the prefix cache, so that ``n`` answers cost one prefill.
+- When KV runs out, the last in (priority, arrival) is preempted: it gives its blocks back, waits, and is
+  recomputed from what the prefix cache kept. A request may also displace others of worse priority, or of a
+  user who runs at least two more than its own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class Scheduler:
             user = User(min((other.service for other in self._users.values()), default=0.0))
             self._users[request.user] = user
         user.inside += 1
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._runner.eos_ids)
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= self._runner.eos_ids
         limit = min(self.context, len(request.prompt_ids) + (params.max_tokens or self.context))
         self._arrivals += 1
         order = (request.priority, self._arrivals)
@@ -123,7 +125,9 @@ class Scheduler:
     # ------------------------------------------------------------------ one step
 
     def schedule(self) -> Batch | None:
-        """The next step, or None when there is nothing to run. Blocks and tables are ready when it returns."""
+        """The next step, or None when there is nothing to run. Blocks and tables are ready when it
+        returns.
+        """
         self._admit()
         if not self.running:
             return None
@@ -140,12 +144,15 @@ class Scheduler:
                 self._register(sequence)
         tokens, logprobs, tops = sampled
         now = self._clock()
+        choices = zip(batch.sampled, tokens.tolist(), logprobs.tolist(), tops, strict=True)
         return [
-            self._accept(sequence, token, None if top is None else [TokenLogprobs(float(logprobs[i]), top)], now)
-            for i, (sequence, token, top) in enumerate(zip(batch.sampled, tokens.tolist(), tops, strict=True))
+            self._accept(sequence, token, None if top is None else [TokenLogprobs(logprob, top)], now)
+            for sequence, token, logprob, top in choices
         ]
 
-    def _accept(self, sequence: Sequence, token: int, logprobs: list[TokenLogprobs] | None, now: float) -> Output:
+    def _accept(
+        self, sequence: Sequence, token: int, logprobs: list[TokenLogprobs] | None, now: float
+    ) -> Output:
         if not sequence.first_token:
             sequence.first_token = now
         if token in sequence.stop_ids:
@@ -174,7 +181,9 @@ class Scheduler:
             self._start(sequence, matched)
 
     def _next_waiting(self) -> tuple[Sequence, list[int]] | None:
-        """The first request that need not wait for a prefix being read, and its blocks in the prefix cache."""
+        """The first request that need not wait for a prefix being read, and its blocks in the prefix
+        cache.
+        """
         best: tuple[tuple[int, float, int], Sequence, list[int]] | None = None
         for user in self._users.values():
             for sequence in user.waiting[:_LOOKAHEAD]:
@@ -226,7 +235,9 @@ class Scheduler:
 
     @staticmethod
     def _growth(sequence: Sequence) -> int:
-        """Blocks that the sequence still needs for its prompt and one more block of output, at most its limit."""
+        """Blocks that the sequence still needs for its prompt and one more block of output, at most its
+        limit.
+        """
         return blocks_for(min(len(sequence.tokens) + BLOCK, sequence.limit)) - len(sequence.blocks)
 
     def _start(self, sequence: Sequence, matched: list[int]) -> None:
@@ -262,7 +273,9 @@ class Scheduler:
     # ------------------------------------------------------------------ what they run
 
     def _grow_decodes(self) -> list[Sequence]:
-        """The decodes of this step, each with a block for its token. May preempt from the end of ``running``."""
+        """The decodes of this step, each with a block for its token. May preempt from the end of
+        ``running``.
+        """
         decodes = []
         for sequence in self.running.copy():
             if sequence.slot < 0:
@@ -332,11 +345,17 @@ class Scheduler:
         self.cache.check(sequence.blocks for sequence in self.running)
         assert self.running == sorted(self.running, key=_ORDER), "running sequences are out of order"
         taken = [sequence.slot for sequence in self.running]
-        assert sorted(taken + self._slots) == list(range(self._runner.max_sequences)), "slots are lost or shared"
+        assert sorted(taken + self._slots) == list(range(self._runner.max_sequences)), (
+            "slots are lost or shared"
+        )
         waiting = [s for user in self._users.values() for s in user.waiting]
-        assert len(waiting) == self.waiting == len({*waiting} - {*self.running}), "a request is lost or queued twice"
+        assert len(waiting) == self.waiting == len({*waiting} - {*self.running}), (
+            "a request is lost or queued twice"
+        )
         assert self.admission.inside == len(self._live), "places and requests differ"
-        assert sum(user.inside for user in self._users.values()) == len(self._live), "users and requests differ"
+        assert sum(user.inside for user in self._users.values()) == len(self._live), (
+            "users and requests differ"
+        )
         due = {name for s in self.running for name in s.hashes[s.registered :]}
         assert self._reading <= due, "a prefix is awaited that nobody reads"
         for s in self.running:

@@ -48,7 +48,7 @@ class Sequence:
         self.limit = limit  # tokens of prompt and output after which it ends with "length"
         self.tokens = array("i", request.prompt_ids)  # prompt and output
         self.slot = -1  # -1: waiting
-        self.blocks: list[int] = []  # held, in order of position; always those of the first ``computed`` tokens
+        self.blocks: list[int] = []  # held, in order of position
         self.computed = 0  # tokens whose KV is in the blocks
         self.hashes: list[bytes] = []  # names of full blocks, as far as they were needed
         self.registered = 0  # leading blocks that the prefix cache knows

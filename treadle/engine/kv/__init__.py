@@ -1,1 +1,1 @@
-"""Blocks of the KV cache: the pool that counts their users and the prefix cache that finds them by content."""
+"""KV blocks: the pool that counts their users and the prefix cache that finds them by content."""

@@ -1,11 +1,11 @@
 """Prefix cache: full KV blocks, found by content, shared without copies, kept until their memory is needed.
 
-A full block is named by a hash over the name of the block before it and its own 32 token ids, so that equal names
-mean equal prompts from the first token on. The chain starts from the request's ``cache_salt``.
+A full block is named by a hash over the name of the block before it and its own 32 token ids, so that equal
+names mean equal prompts from the first token on. The chain starts from the request's ``cache_salt``.
 
-Least recently used leaves go first, without a tree: a sequence releases its blocks last one first, and holds every
-block before the ones it holds. So a block always becomes idle before the block it follows, and the front of the
-idle list is always a leaf.
+Least recently used leaves go first, without a tree: a sequence releases its blocks last one first, and holds
+every block before the ones it holds. So a block always becomes idle before the block it follows, and the
+front of the idle list is always a leaf.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class PrefixCache:
             self._pool.refs[block] += 1
 
     def allocate(self) -> int:
-        """A block with one user and no content; forgets the oldest idle leaf if it must. Needs ``available > 0``."""
+        """A block with one user and no content; forgets the oldest idle leaf if it must. Needs ``available
+        > 0``.
+        """
         if self._pool.free:
             block = self._pool.free.pop()
         else:
@@ -85,8 +87,9 @@ class PrefixCache:
         return block
 
     def register(self, name: bytes, parent: bytes, block: int) -> int:
-        """Name a full block that the caller holds. Returns the block to use from now on: an older one of equal
-        content if there is one, held in place of ``block``, which is given back."""
+        """Name a full block that the caller holds. Returns the block to use from now on: an older one of
+        equal content if there is one, held in place of ``block``, which is given back.
+        """
         known = self._block.setdefault(name, block)
         if known == block:
             self._name[block] = name
@@ -109,7 +112,9 @@ class PrefixCache:
                 self._idle[block] = None
 
     def check(self, held: Iterable[Items[int]]) -> None:
-        """Raise AssertionError unless counts, free list and names add up. ``held``: the blocks of every sequence."""
+        """Raise AssertionError unless counts, free list and names add up. ``held``: the blocks of every
+        sequence.
+        """
         pool = self._pool
         users = Counter(block for blocks in held for block in blocks)
         wrong = [b for b in range(pool.num_blocks) if pool.refs[b] != users[b]]
@@ -126,6 +131,10 @@ class PrefixCache:
             parent = self._block.get(self._parent[block])
             if parent is None:
                 continue  # the first block of a prompt
-            assert pool.refs[parent] >= pool.refs[block], f"KV block {block} is held without the one before it"
+            assert pool.refs[parent] >= pool.refs[block], (
+                f"KV block {block} is held without the one before it"
+            )
             if parent in idle_position:
-                assert idle_position[block] < idle_position[parent], f"KV block {parent} would go before its leaf"
+                assert idle_position[block] < idle_position[parent], (
+                    f"KV block {parent} would go before its leaf"
+                )

@@ -1,0 +1,166 @@
+"""Who gets how much, on a clock that moves only with the steps: fairness, priorities and the step budget."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from tests.engine.engine_model import Results, expected, make_engine, prompt, request
+from treadle.engine.engine import EngineConfig
+
+
+def cost(decodes: int, prefill: int) -> float:
+    """A machine with 20 ms per step and 2 ms per decode, 5 ms per prompt token."""
+    return 0.02 + 0.002 * decodes + 0.005 * prefill
+
+
+def test_long_prompt_among_decodes_keeps_their_latency() -> None:
+    engine, runner = make_engine(max_sequences=20, max_tokens=512, context=4096, num_blocks=400, cost=cost)
+    for i in range(16):
+        engine.add(request(f"r{i}", prompt(i, 20), 400))
+    results = Results(engine)
+    while len(results.step()) < 16 or runner.steps[-1] != [1] * 16:
+        pass
+    alone = cost(16, 0)
+    engine.add(request("long", prompt(99, 2000), 5))
+    gaps, read = [], 0
+    while "long" not in results.tokens:
+        before = runner.now
+        got = results.step()
+        assert len(got) >= 16, "no decode misses a step"
+        gaps.append(runner.now - before)
+        read += 1
+    assert median(gaps) < 2 * alone
+    assert sum(gaps) < 3 * 2000 * 0.005, "the prompt gets a fair share of the machine"
+    results.run()
+    assert results.tokens["long"] == expected(prompt(99, 2000), 5)
+
+
+def test_decodes_stay_under_the_target_latency_while_the_machine_can() -> None:
+    engine, runner = make_engine(
+        EngineConfig(target_itl=0.07),
+        max_sequences=20,
+        max_tokens=512,
+        context=4096,
+        num_blocks=400,
+        cost=cost,
+    )
+    for i in range(10):
+        engine.add(request(f"r{i}", prompt(i, 5), 400))
+    results = Results(engine)
+    while len(results.step()) < 10 or runner.steps[-1] != [1] * 10:
+        pass
+    engine.add(request("long", prompt(99, 800), 5))
+    gaps = []
+    while "long" not in results.tokens:
+        before = runner.now
+        results.step()
+        gaps.append(runner.now - before)
+    assert median(gaps) <= 0.07
+
+
+def test_nobody_decodes_so_the_prompt_gets_whole_steps() -> None:
+    engine, runner = make_engine(max_tokens=128, context=1024, cost=cost)
+    engine.add(request("a", prompt(1, 500), 2))
+    Results(engine).run()
+    assert runner.steps[:4] == [[128], [128], [128], [116]]
+
+
+def test_decodes_never_starve_under_steady_arrivals() -> None:
+    engine, _ = make_engine(max_sequences=20, max_tokens=256, context=2048, num_blocks=1000, cost=cost)
+    for i in range(8):
+        engine.add(request(f"r{i}", prompt(i, 20), 200))
+    results = Results(engine)
+    while len(results.step()) < 8:
+        pass
+    for arrival in range(6):
+        engine.add(request(f"long{arrival}", prompt(50 + arrival, 300), 3))
+        for _ in range(12):
+            got = results.step()
+            assert {f"r{i}" for i in range(8)} <= set(got)
+    results.run()
+    assert len(results.tokens["long5"]) == 3
+
+
+def test_short_prompt_does_not_wait_for_a_long_one() -> None:
+    engine, _ = make_engine(max_tokens=64, context=2048, num_blocks=100)
+    engine.add(request("long", prompt(1, 1500), 1))
+    results = Results(engine)
+    results.step()
+    engine.add(request("short", prompt(2, 30), 1))
+    results.step()
+    assert "short" in results.last
+    results.run()
+    assert results.tokens["long"] == expected(prompt(1, 1500), 1)
+
+
+def test_long_prompt_does_not_starve_behind_short_ones() -> None:
+    engine, _ = make_engine(max_tokens=64, max_sequences=4, context=2048, num_blocks=100)
+    engine.add(request("long", prompt(1, 960), 1))
+    results = Results(engine)
+    for i in range(35):
+        engine.add(request(f"s{i}", prompt(2 + i, 60), 1))
+        results.step()
+    assert "long" in results.last, "half of each step is its own"
+
+
+def test_lower_priority_number_goes_first() -> None:
+    engine, _ = make_engine(max_sequences=1)
+    for i, priority in enumerate((2, 1, 0, 1)):
+        engine.add(request(f"r{i}", prompt(i, 10), 3, priority=priority))
+    assert Results(engine).run().order == ["r2", "r1", "r3", "r0"]
+
+
+def test_urgent_request_displaces_one_that_runs() -> None:
+    engine, _ = make_engine(max_sequences=1)
+    engine.add(request("slow", prompt(1, 40), 100, priority=5))
+    results = Results(engine)
+    for _ in range(20):
+        results.step()
+    engine.add(request("urgent", prompt(2, 40), 5))
+    results.run()
+    assert results.order == ["urgent", "slow"]
+    assert results.tokens["slow"] == expected(prompt(1, 40), 100)
+
+
+def test_one_user_cannot_keep_all_places() -> None:
+    engine, _ = make_engine(EngineConfig(max_queue=100), max_sequences=4, num_blocks=200)
+    for i in range(30):
+        engine.add(request(f"ann{i}", prompt(i, 20), 200, user="ann"))
+    results = Results(engine)
+    for _ in range(30):
+        results.step()
+    for i in range(4):
+        engine.add(request(f"bob{i}", prompt(100 + i, 20), 20, user="bob"))
+    results.run()
+    assert {"bob0", "bob1", "bob2", "bob3"} <= set(results.order[:8]), "bob waits for few of ann's"
+    for i in range(30):
+        assert results.tokens[f"ann{i}"] == expected(prompt(i, 20), 200)
+    assert engine.stats().preemptions_total <= 4, "places do not go back and forth"
+
+
+def test_users_share_the_engine_evenly_under_load() -> None:
+    engine, _ = make_engine(EngineConfig(max_queue=200), max_sequences=4, num_blocks=200)
+    for i in range(40):
+        engine.add(request(f"ann{i}", prompt(i, 30), 20, user="ann"))
+    for i in range(10):
+        engine.add(request(f"bob{i}", prompt(100 + i, 30), 20, user="bob"))
+    results = Results(engine).run()
+    done = results.order[:20]
+    assert 8 <= sum(id.startswith("bob") for id in done) <= 12
+
+
+@pytest.mark.parametrize("max_queue", [12])
+def test_one_user_cannot_fill_the_queue(max_queue: int) -> None:
+    engine, _ = make_engine(EngineConfig(max_queue=max_queue), max_sequences=4)
+    accepted = 0
+    for i in range(30):
+        try:
+            engine.add(request(f"ann{i}", [1, 2, i], 2, user="ann"))
+            accepted += 1
+        except Exception as error:
+            assert "this user" in str(error)
+    assert accepted == 12
+    engine.add(request("bob", [1, 2], 2, user="bob"))
+    assert len(Results(engine).run().tokens) == 13
