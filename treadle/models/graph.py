@@ -36,7 +36,8 @@ class Graph:
         self.config = config
         self._program = program
         self._weights = weights
-        self._buffers: dict[tuple[str, int], int] = {}
+        self._buffers: dict[tuple[str, int, bool], int] = {}
+        self._of_logits: set[int] = set()  # buffers with one row per wanted logits row
         self.logits_buffer = -1
 
     def rotary(self, frequency: NDArray[np.float32], magnitude: float = 1.0) -> None:
@@ -53,8 +54,7 @@ class Graph:
     def rms_norm(self, x: int, name: str) -> int:
         """RMSNorm with the weight vector ``name``."""
         weight = self._weights.vector(name)
-        out = self._buffer("logits norm" if x == self._buffers.get(("select", self.config.hidden)) else "norm",
-                           len(weight))  # fmt: skip
+        out = self._buffer("norm", len(weight), logits=x in self._of_logits)
         with self._weights.naming(name):
             self._program.rms_norm(x, weight, self.config.eps, out)
         return out
@@ -109,9 +109,11 @@ class Graph:
             self._program.linear(x, [matrix], None, out=self.logits_buffer)
 
     def _buffer(self, role: str, width: int, logits: bool = False) -> int:
-        key = (role, width)
+        key = (role, width, logits)
         if key not in self._buffers:
-            self._buffers[key] = self._program.buffer(width, logits or role.startswith("logits"))
+            self._buffers[key] = self._program.buffer(width, logits)
+            if logits:
+                self._of_logits.add(self._buffers[key])
         return self._buffers[key]
 
 

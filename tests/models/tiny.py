@@ -1,0 +1,164 @@
+"""Tiny random models: the transformers module that is the oracle, and the same weights as a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import (
+    AttentionInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 320
+
+
+def bf16_cache_attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """Causal attention in float32, with queries, keys, values and softmax weights rounded to bf16 where Treadle does."""
+    groups = query.shape[1] // key.shape[1]
+    q, k, v = (t.bfloat16().float() for t in (query, key, value))
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ k.transpose(2, 3) / query.shape[-1] ** 0.5
+    new, total = scores.shape[-2:]
+    scores = scores.masked_fill(torch.ones(new, total).tril(total - new) == 0, float("-inf"))
+    weights = (scores - scores.max(-1, keepdim=True).values).exp()
+    return (weights.bfloat16().float() @ v / weights.sum(-1, keepdim=True)).transpose(1, 2), None
+
+
+AttentionInterface.register("bf16_cache", bf16_cache_attention)
+SHAPE: dict[str, Any] = dict(
+    vocab_size=VOCAB,
+    hidden_size=96,
+    intermediate_size=160,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-5,
+    initializer_range=0.02,  # of transformers
+)
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def make(architecture: str, **changes: Any) -> PreTrainedModel:
+    """A random float32 model. ``changes`` override SHAPE."""
+    torch.manual_seed(0)
+    shape = {**SHAPE, "attn_implementation": "bf16_cache", **changes}
+    if architecture == "llama":
+        model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**shape))
+    elif architecture == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(head_dim=32, **shape))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.8, 1.2)
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.05)
+    return model.eval()
+
+
+def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of q or k from halves (transformers) to neighbouring pairs (GGUF's llama architecture)."""
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def tensors(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
+    """GGUF names and values."""
+    out = {}
+    for name, value in model.state_dict().items():
+        array = value.float().numpy()
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        parts = name.split(".")
+        if parts[1] == "layers":
+            module = ".".join(parts[3:-1])
+            target = f"blk.{parts[2]}.{NAMES[module]}.{parts[-1]}"
+            if architecture == "llama" and module.endswith(("q_proj", "k_proj")):
+                q = module.endswith("q_proj")
+                heads = model.config.num_attention_heads if q else model.config.num_key_value_heads
+                array = interleave(array, heads)
+        else:
+            target = {"lm_head": "output", "model.norm": "output_norm", "model.embed_tokens": "token_embd"}[
+                ".".join(parts[:-1])
+            ] + ".weight"
+        out[target] = np.ascontiguousarray(array)
+    return out
+
+
+def write(
+    path: Path,
+    model: PreTrainedModel,
+    architecture: str,
+    kind: str = "F32",
+    extra: dict[str, np.ndarray] | None = None,
+    scaling: dict[str, Any] | None = None,
+) -> None:
+    """A GGUF file with matrices of type ``kind`` (what `gguf.quants.quantize` can write) and float32 vectors."""
+    c = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_key_length(getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads)
+    writer.add_rope_freq_base(float(c.rope_parameters["rope_theta"]))
+    for key, value in (scaling or {}).items():
+        if isinstance(value, str):
+            writer.add_string(f"{architecture}.rope.scaling.{key}", value)
+        elif isinstance(value, int):
+            writer.add_uint32(f"{architecture}.rope.scaling.{key}", value)
+        else:
+            writer.add_float32(f"{architecture}.rope.scaling.{key}", value)
+    for name, array in {**tensors(model, architecture), **(extra or {})}.items():
+        if array.ndim == 1 or kind == "F32":
+            writer.add_tensor(name, array.astype(np.float32))
+        else:
+            type_ = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, gguf.quants.quantize(array, type_), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
+    """[tokens, vocab] by transformers, eager attention, float32."""
+    return model(torch.tensor([ids])).logits[0].float().numpy()
+
+
+@torch.no_grad()
+def greedy(model: PreTrainedModel, ids: list[int], count: int) -> list[int]:
+    """The next ``count`` greedy tokens by transformers."""
+    out = model.generate(
+        torch.tensor([ids]), max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    return [int(i) for i in out[0, len(ids) :]]

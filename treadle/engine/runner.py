@@ -1,0 +1,143 @@
+"""One loaded model: its program, its KV cache and its sampler, as the scheduler drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle import _native, machine
+from treadle.core import Request, TreadleError
+from treadle.engine.interfaces import Ids, SampleResult
+from treadle.engine.kv.pool import BLOCK
+from treadle.models import builder
+from treadle.models.graph import Graph, ModelConfig, read_config
+from treadle.models.rope import rotary
+from treadle.weights.gguf import GgufModelFile, open_gguf
+from treadle.weights.loader import Progress, Weights
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerConfig:
+    """How a model is loaded."""
+
+    threads: int | None = None  # None: one per usable physical core
+    context: int | None = None  # tokens per sequence; None: what the model was trained for, at most 32768
+    kv_memory: int | None = None  # bytes of KV cache; None: see `cache_blocks`
+    max_sequences: int = 64  # decoded together
+    max_tokens: int = 512  # per step: activations of a linear pass stay in L2 (csrc/program/ops_linear.cpp)
+
+
+class Runner:
+    """Implements treadle.engine.interfaces.StepRunner on the native core."""
+
+    def __init__(
+        self,
+        path: Path,
+        eos_ids: frozenset[int],
+        config: RunnerConfig | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Load a GGUF file. Raises TreadleError when it is broken, unsupported or does not fit the memory."""
+        config = config or RunnerConfig()
+        file = open_gguf(path)
+        build = builder(file.architecture)
+        cpus = machine.threads()
+        if config.threads is not None:
+            if not 1 <= config.threads <= len(cpus):
+                raise TreadleError(
+                    f"{config.threads} threads were asked for; this process may use 1 to {len(cpus)} physical cores"
+                )
+            cpus = cpus[: config.threads]
+        self._pool = _native.Pool(len(cpus), cpus)
+        self.threads = len(cpus)
+        self.isa = _native.isa()
+        weights = Weights(file, self._pool, progress)
+        model = read_config(weights)
+        self.context = config.context or min(model.context, 32768)
+        self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
+        self.num_blocks = cache_blocks(file, model, self.context, config)
+        self._program = _native.Program(self._pool, self.isa, self.max_tokens, self.max_sequences, self.num_blocks)
+        graph = Graph(self._program, weights, model)
+        graph.rotary(*rotary(weights, model.head_dim))
+        build(graph)
+        if unused := weights.unused():
+            raise TreadleError(
+                f"{path}: tensor {unused[0]!r} is no part of architecture {file.architecture!r} as Treadle knows it; "
+                "the model would answer wrongly without it"
+            )
+        self._logits = graph.logits_buffer
+        self.weight_bytes = weights.packed_bytes
+        self.eos_ids = eos_ids
+        self.vocab_size = int(file.tensor("token_embd.weight").shape[0])
+        self.tables: Ids = np.zeros((self.max_sequences, -(-self.context // BLOCK)), np.int32)
+        self._sampler = _native.Sampler(self.vocab_size)
+
+    def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:
+        """See StepRunner.run."""
+        self._program.run(tokens, query_lens, past_lens, slots, logits_rows, self.tables)
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Logits of the last run's wanted rows [rows, vocab]; a view that the next run overwrites."""
+        return self._program.rows(self._logits)
+
+    def sample(self, rows: Sequence[int], states: Sequence[_native.SamplerState], /) -> SampleResult:
+        """See StepRunner.sample."""
+        return self._sampler.sample(self.logits, rows, states, self._pool)
+
+    def new_state(self, request: Request, /) -> _native.SamplerState:
+        """See StepRunner.new_state."""
+        p = request.params
+        stops = set(p.stop_token_ids) | (frozenset() if p.ignore_eos else self.eos_ids)
+        return _native.SamplerState(
+            self.vocab_size,
+            prompt_ids=request.prompt_ids,
+            temperature=p.temperature,
+            top_k=p.top_k,
+            top_p=p.top_p,
+            min_p=p.min_p,
+            repetition_penalty=p.repetition_penalty,
+            presence_penalty=p.presence_penalty,
+            frequency_penalty=p.frequency_penalty,
+            logit_bias=p.logit_bias,
+            min_tokens=p.min_tokens,
+            stop_ids=sorted(stops),
+            logprobs=p.logprobs,
+            seed=p.seed,
+        )
+
+
+def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: RunnerConfig) -> int:
+    """KV blocks that fit beside the weights. Raises TreadleError with the numbers when memory is too small.
+
+    Without a given size: one full context for each of 8 sequences, or a quarter of the memory that is left after the
+    weights, whichever is less; never under one full context. Memory is taken from the system only as blocks are used.
+    """
+    token_bytes = model.layers * 2 * model.kv_heads * model.head_dim * 2
+    block_bytes = token_bytes * BLOCK
+    least = -(-context // BLOCK)
+    weights = sum(file.tensor(name).nbytes for name in file.tensor_names)
+    available = machine.available_memory()
+    left = available - int(weights * 1.04)
+    if config.kv_memory is not None:
+        blocks = config.kv_memory // block_bytes
+        if blocks < least:
+            raise TreadleError(
+                f"{config.kv_memory / GIB:.2f} GiB of KV cache hold {blocks * BLOCK} tokens, but one context of "
+                f"{context} tokens needs {least * block_bytes / GIB:.2f} GiB; give more or serve a smaller context"
+            )
+    else:
+        blocks = max(least, min(8 * least, left // 4 // block_bytes))
+    if blocks * block_bytes > left:
+        raise TreadleError(
+            f"{file.path} needs {weights * 1.04 / GIB:.2f} GiB for weights and {blocks * block_bytes / GIB:.2f} GiB of KV "
+            f"cache for a context of {context} tokens, but {available / GIB:.2f} GiB are available; free memory, use a "
+            "smaller model or quantisation, or a smaller context"
+        )
+    return int(blocks)
