@@ -11,9 +11,10 @@ from treadle.server.schema import ChatBody, Message, TokenizeBody
 from treadle.server.service import Served
 from treadle.server.textside import ChatOptions, ChatPrompt
 
-LARGE_TEXT = (
-    8192  # characters; longer conversations are tokenised on a thread, so that running streams do not wait
+_RESERVED = frozenset(
+    ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 )
+LARGE_TEXT = 8192  # characters; longer ones are tokenised on a thread, so that running streams do not wait
 
 
 async def encode_chat(served: Served, body: ChatBody | TokenizeBody, continue_final: bool) -> ChatPrompt:
@@ -25,6 +26,7 @@ async def encode_chat(served: Served, body: ChatBody | TokenizeBody, continue_fi
             "continue_final_message needs a last message of the assistant and add_generation_prompt: false"
         )
         raise ApiError(400, message, param="continue_final_message", code="invalid_value")
+    _check_kwargs(body.chat_template_kwargs or {})
     options = ChatOptions(
         add_generation_prompt=body.add_generation_prompt is not False and not continue_final,
         continue_final_message=continue_final,
@@ -37,6 +39,14 @@ async def encode_chat(served: Served, body: ChatBody | TokenizeBody, continue_fi
         return await asyncio.to_thread(served.text.encode_chat, messages, options)
     except TreadleError as error:
         raise ApiError(400, f"messages: {error}", param="messages", code="template_error") from None
+
+
+def _check_kwargs(given: dict[str, Any]) -> None:
+    """Template variables may be anything but those that have fields of their own."""
+    for name in given:
+        if name in _RESERVED or not name.isidentifier():
+            message = f"chat_template_kwargs: {name[:50]!r} cannot be set there"
+            raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
 
 
 def _plain(index: int, message: Message) -> dict[str, Any]:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from treadle.core import TreadleError
 from treadle.server.textside import ChatOptions, ChatPrompt
+from treadle.text.chat import ChatTemplate
 from treadle.text.detokenizer import Detokenizer
-from treadle.text.reasoning import OPEN, ReasoningSplitter
+from treadle.text.reasoning import CLOSE, ReasoningSplitter
 from treadle.text.tokenizer import Tokenizer, think_ids
-
-Render = Callable[[list[dict[str, Any]], ChatOptions], list[str | int]]
 
 
 class ModelText:
-    """Implements TextSide. ``render`` turns a conversation into pieces: template text and user text as
-    strings, the template's control tokens as ids, so that nothing a user writes becomes a control token."""
+    """Implements TextSide. A model without a usable chat template still completes texts."""
 
-    def __init__(self, tokenizer: Tokenizer, render: Render) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._render = render
-        self._reasons = OPEN in (tokenizer.chat_template or "") or think_ids(tokenizer)[0] is not None
-        self._think = think_ids(tokenizer)[0]
+        self._chat: ChatTemplate | None = None
+        self._no_chat = ""
+        try:
+            self._chat = ChatTemplate(tokenizer)
+        except TreadleError as error:
+            self._no_chat = str(error)
+        source = self._chat.source if self._chat else ""
+        self._reasons = CLOSE in source or None not in think_ids(tokenizer)
 
     @property
     def vocab_size(self) -> int:
@@ -34,17 +38,15 @@ class ModelText:
 
     def encode_chat(self, messages: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
         """See TextSide."""
-        pieces = self._render(messages, options)
-        return ChatPrompt(ids=self._tokenizer.encode_pieces(pieces), thinking=self._opens_reasoning(pieces))
-
-    def _opens_reasoning(self, pieces: list[str | int]) -> bool:
-        """Whether the prompt ends with the opening tag, blanks aside."""
-        for piece in reversed(pieces):
-            if isinstance(piece, int):
-                return piece == self._think
-            if piece.strip():
-                return piece.rstrip().endswith(OPEN)
-        return False
+        if self._chat is None:
+            raise TreadleError(self._no_chat)
+        prompt = self._chat.render(
+            messages,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            **options.template_kwargs,
+        )
+        return ChatPrompt(ids=prompt.ids, thinking=prompt.in_reasoning)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See TextSide."""
