@@ -1,6 +1,8 @@
 """Typed face of the native core. One section per folder of csrc/, in the order of csrc/bindings.cpp."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,40 @@ class Pool:
 
     @property
     def threads(self) -> int: ...
+
+# gguf
+
+class GgufTensor:
+    """One tensor of a GGUF file, not copied."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str:
+        """As in ggml: ``Q4_K``."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, the contiguous dimension last."""
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """Read-only view [nbytes] of the mapped file, which it keeps open."""
+
+class Gguf:
+    """A GGUF model (versions 2 and 3, little endian), memory-mapped; all files of it if it is split.
+
+    Raises ValueError with one line that names the file, the field and its value.
+    """
+
+    def __init__(self, path: str | bytes | PathLike[str]) -> None: ...
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Every key: scalars, str, NumPy arrays of numbers, lists of str; bytes where text is not UTF-8."""
+    @property
+    def tensor_names(self) -> list[str]: ...
+    def tensor(self, name: str) -> GgufTensor:
+        """Raises KeyError for an unknown name."""
 
 # sampling
 

@@ -1,0 +1,1 @@
+"""Weights of model files: readers and packing."""
