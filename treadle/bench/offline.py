@@ -16,6 +16,7 @@ from treadle.bench.report import Summary, markdown_table, summarise
 from treadle.core import TreadleError
 from treadle.engine.interfaces import StepRunner
 from treadle.engine.kv.pool import BLOCK
+from treadle.weights.gguf import open_gguf
 
 KV_BYTES = 2  # per number in the KV cache: bf16
 
@@ -184,7 +185,7 @@ def measure_offline(
         kv_memory=max(plan.tokens_needed(), -(-context // BLOCK) * BLOCK) * costs.kv_values * KV_BYTES,
         max_sequences=max([1, *plan.batches]),
     )
-    runner = Runner(path, frozenset(), config)
+    runner = Runner(open_gguf(path), frozenset(), config)
     limits = limits_of(measure_machine(runner.threads))
     bench = OfflineBench(runner, costs, limits)
     results = bench.run(plan, progress)
