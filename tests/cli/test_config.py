@@ -74,3 +74,18 @@ def test_keys_never_appear_in_errors() -> None:
     with pytest.raises(TreadleError) as caught:
         Config.load({"api_key": [b"secret"]}, {})
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct"),
+        ("DeepSeek-R1-Distill-Qwen-7B-Q4_K_M-00001-of-00002.gguf", "deepseek-r1-distill-qwen-7b"),
+        ("tiny-IQ4_XS.gguf", "tiny"),
+        ("model.gguf", "model"),
+    ],
+)
+def test_served_name_of_a_file(file: str, name: str) -> None:
+    from treadle.cli.load import model_name
+
+    assert model_name(Path(file)) == name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -88,7 +89,7 @@ def _converse(llm: LLM, params: SamplingParams, opening: list[dict[str, str]]) -
 def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]]) -> str:
     """Stream one answer to the terminal; Ctrl-C keeps what was written so far."""
     pieces: list[str] = []
-    stream = llm.chat(messages, params, stream=True)
+    stream = cast("Generator[str]", llm.chat(messages, params, stream=True))
     with contextlib.closing(stream), contextlib.suppress(KeyboardInterrupt):
         for piece in stream:
             pieces.append(piece)

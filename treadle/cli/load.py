@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 from treadle.config import Config
 from treadle.server.service import Served
 from treadle.server.text import ModelText
 
+_QUANTISATION = re.compile(r"[-._](I?Q\d\w*|B?F(16|32))(-\d{5}-of-\d{5})?$", re.IGNORECASE)
 LOADER = "treadle.engine.load:load_engine"  # see treadle.engine.process.Loader
 
 
@@ -18,9 +20,9 @@ async def load_served(config: Config) -> Served:
     from treadle.engine.client import EngineClient
     from treadle.text.reasoning import preset_for
 
-    model = await asyncio.to_thread(hub.resolve, config.model)
+    path = Path(await asyncio.to_thread(hub.resolve, config.model))
     settings = {
-        "path": str(model.path),
+        "path": str(path),
         "threads": config.threads,
         "context": config.context,
         "kv_memory": config.kv_memory,
@@ -28,18 +30,25 @@ async def load_served(config: Config) -> Served:
     engine = EngineClient(LOADER, settings)
     await engine.start()
     try:
-        text = await asyncio.to_thread(read_text, model.path)
+        text = await asyncio.to_thread(read_text, path)
         info = await engine.ready()
     except BaseException:
         await engine.close()
         raise
-    name = config.served_name or model.name
-    return Served(name=name, text=text, engine=engine, context=info.context, preset=preset_for(name))
+    name = config.served_name or model_name(path)
+    aliases = () if config.model is None or config.model.endswith(".gguf") else (config.model,)
+    preset = preset_for(text.model_name) or preset_for(name)
+    return Served(name=name, aliases=aliases, text=text, engine=engine, context=info.context, preset=preset)
+
+
+def model_name(path: Path) -> str:
+    """The name of a model file without its quantisation, lower case: ``smollm2-135m-instruct``."""
+    return _QUANTISATION.sub("", path.stem).lower()
 
 
 def read_text(path: Path) -> ModelText:
     """Tokenizer and chat template of a GGUF file."""
-    from treadle import _native
     from treadle.text.tokenizer import Tokenizer
+    from treadle.weights.gguf import open_gguf
 
-    return ModelText(Tokenizer.from_gguf(_native.Gguf(str(path)).metadata))
+    return ModelText(Tokenizer.from_gguf(open_gguf(path).metadata))

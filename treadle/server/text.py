@@ -32,6 +32,11 @@ class ModelText:
         """Number of token ids."""
         return self._tokenizer.vocab_size
 
+    @property
+    def model_name(self) -> str:
+        """Name of the model by its own metadata; may be empty."""
+        return self._tokenizer.name
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """See TextSide."""
         return self._tokenizer.encode(text, add_bos=add_special)
