@@ -88,6 +88,7 @@ class ModelRunner:
         self.tables = np.full((max_sequences, -(-context // BLOCK)), -1, np.int32)
         self.steps: list[list[int]] = []  # query lengths of every step
         self.tokens_run = 0
+        self.states: list[State] = []  # of all requests
         self.now = 0.0
         self._cost = cost
         self._kv = np.zeros((num_blocks, BLOCK), np.uint64)
@@ -124,7 +125,8 @@ class ModelRunner:
     def new_state(self, request: Request) -> State:
         if request.params.temperature < 0:
             raise ValueError(f"temperature is {request.params.temperature}; it must be at least 0")
-        return State(request)
+        self.states.append(State(request))
+        return self.states[-1]
 
 
 def request(id: str, prompt: list[int], max_tokens: int | None = 8, **fields: Any) -> Request:

@@ -103,13 +103,15 @@ def test_cache_forgets_the_oldest_leaf_first() -> None:
 
 
 def test_preemption_does_not_change_the_answer() -> None:
-    engine, _ = make_engine(num_blocks=14, context=448)
+    engine, runner = make_engine(num_blocks=14, context=448)
     prompts = {f"r{i}": prompt(i, 40 + i) for i in range(6)}
     for id, ids in prompts.items():
         engine.add(request(id, ids, 150))
     results = Results(engine).run()
     assert engine.stats().preemptions_total > 0
     assert results.tokens == {id: expected(ids, 150) for id, ids in prompts.items()}
+    for i, state in enumerate(runner.states):
+        assert state.accepted == results.tokens[f"r{i}"][:149], "penalties and seeds count every token once"
     assert all(last.usage.cached_tokens == 0 for last in results.last.values()), "recomputation is not reuse"
 
 
@@ -212,7 +214,7 @@ def test_requests_that_cannot_run_are_refused() -> None:
 def test_nothing_left_to_choose_ends_only_that_request() -> None:
     engine, _ = make_engine()
     engine.add(request("good", prompt(1, 40)))
-    engine.add(request("bad", prompt(2, 40), params={"logit_bias": {1: 1.0}}))
+    engine.add(request("bad", prompt(2, 64), params={"logit_bias": {1: 1.0}}))
     engine.add(request("fine", prompt(3, 40)))
     results = Results(engine).run()
     assert results.last["bad"].finish_reason == "error" and "nothing is left" in str(

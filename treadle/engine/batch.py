@@ -48,11 +48,8 @@ class Batch:
         self.logits_rows: Ids = self._logits_rows[: len(ending)]
 
     def keep(self, sampled: list[int]) -> None:
-        """Sample only these of ``sampled``: the others have failed."""
-        failed = {sequence for i, sequence in enumerate(self.sampled) if i not in sampled}
+        """Sample only these (indices into ``sampled``); the others have failed."""
         self.sampled = [self.sampled[i] for i in sampled]
-        kept = [(s, n) for s, n in zip(self.sequences, self.lens, strict=True) if s not in failed]
-        self.sequences, self.lens = [s for s, _ in kept], [n for _, n in kept]
 
     @property
     def states(self) -> list[SamplerState]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 
 from treadle.core import Output, Request
 from treadle.engine.batch import Batch
-from treadle.engine.interfaces import SampleResult, StepRunner
+from treadle.engine.interfaces import BadRequest, SampleResult, StepRunner
+from treadle.engine.kv.pool import blocks_for
 from treadle.engine.scheduler import Scheduler
+from treadle.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +102,12 @@ class Engine:
             sampled, failed = self._sample(batch)
             self._measure(batch, self._clock() - start)
             outputs += self._scheduler.update(batch, sampled)
-            outputs += failed
+            outputs += [self._scheduler.fail(sequence, error) for sequence, error in failed]
         self._count(outputs)
         return outputs
 
-    def _sample(self, batch: Batch) -> tuple[SampleResult, list[Output]]:
-        """One token per sampled sequence. Sequences for which nothing is left to choose end here with an
-        error.
-        """
+    def _sample(self, batch: Batch) -> tuple[SampleResult, list[tuple[Sequence, str]]]:
+        """One token per sampled sequence; and those for which nothing is left to choose, with the error."""
         rows = list(range(len(batch.sampled)))
         try:
             return self._runner.sample(rows, batch.states), []
@@ -115,11 +116,10 @@ class Engine:
             if not picks:
                 raise
             message = str(error)
-        failed = [batch.sampled[i] for i in sorted(picks)]
+        failed = [(batch.sampled[i], message) for i in sorted(picks)]
         kept = [i for i in rows if i not in picks]
         batch.keep(kept)
-        sampled = self._runner.sample(kept, batch.states)
-        return sampled, [self._scheduler.fail(sequence, message) for sequence in failed]
+        return self._runner.sample(kept, batch.states), failed
 
     def _measure(self, batch: Batch, seconds: float) -> None:
         self._scheduler.budget.record(batch.decodes, batch.prefill, seconds)
@@ -143,6 +143,19 @@ class Engine:
         stats.kv_blocks_cached = scheduler.cache.idle
         stats.preemptions_total = scheduler.preemptions
         return stats
+
+    @contextmanager
+    def lend(self, tokens: int) -> Iterator[int]:
+        """A slot with KV blocks for ``tokens`` tokens outside of any request, for evaluation; only while idle."""
+        if self.has_work:
+            raise BadRequest("the engine is busy; wait until its requests have ended")
+        cache = self._scheduler.cache
+        blocks = [cache.allocate() for _ in range(blocks_for(tokens))]
+        self._runner.tables[0, : len(blocks)] = blocks
+        try:
+            yield 0
+        finally:
+            cache.release(blocks)
 
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots, queues and counts add up. For idle moments and tests."""
