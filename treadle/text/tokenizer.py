@@ -95,7 +95,7 @@ class Tokenizer:
             elif piece:
                 try:
                     ids.extend(backend.encode(piece, add_special_tokens=False).ids)
-                except UnicodeEncodeError:
+                except (TypeError, UnicodeEncodeError):  # what the library says of a lone surrogate
                     raise TreadleError(
                         "the text holds half of a surrogate pair, which is not a character"
                     ) from None

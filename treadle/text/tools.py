@@ -27,7 +27,8 @@ class ToolFormat(Enum):
     @property
     def marks(self) -> tuple[str, ...]:
         """Texts that begin a call."""
-        return self.value
+        marks: tuple[str, ...] = self.value
+        return marks
 
 
 _ENDS = {
