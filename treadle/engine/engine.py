@@ -139,7 +139,7 @@ class Engine:
         stats, scheduler = self._stats, self._scheduler
         stats.running = len(scheduler.running)
         stats.queued = scheduler.waiting
-        stats.kv_blocks_held = scheduler.held_blocks
+        stats.kv_blocks_held = scheduler.cache.held
         stats.kv_blocks_cached = scheduler.cache.idle
         stats.preemptions_total = scheduler.preemptions
         return stats

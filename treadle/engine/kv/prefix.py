@@ -46,6 +46,11 @@ class PrefixCache:
         return len(self._pool.free) + len(self._idle)
 
     @property
+    def held(self) -> int:
+        """Blocks that sequences hold."""
+        return self._pool.num_blocks - self.available
+
+    @property
     def idle(self) -> int:
         """Blocks whose content is kept although no sequence holds them."""
         return len(self._idle)
