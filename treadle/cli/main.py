@@ -16,6 +16,7 @@ import click
 
 from treadle.config import Config
 from treadle.core import TreadleError
+from treadle.machine import require_isa
 
 # name -> module under treadle.cli; each defines `command`
 COMMANDS = {
@@ -107,6 +108,7 @@ def _shown(name: str, value: Any) -> str:
 def main() -> None:
     """Entry point of the ``treadle`` script."""
     try:
+        require_isa()  # before any command imports the native module
         code = treadle.main(standalone_mode=False)
     except TreadleError as error:
         code = _fail(str(error), 1)
