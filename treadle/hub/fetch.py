@@ -32,8 +32,8 @@ def fetch(source: Source, part: Path, progress: Progress) -> str | None:
             tries = 1 if _size(part) > before else tries + 1
             if tries >= TRIES:
                 raise TreadleError(
-                    f"cannot fetch {source.url}: {error or type(error).__name__}. What has arrived is kept, the same "
-                    "command continues; on a machine without network give the path of a .gguf file instead"
+                    f"cannot fetch {source.url}: {error or type(error).__name__}. What has arrived is kept and the "
+                    "same command continues; without a network give the path of a .gguf file instead"
                 ) from None
             time.sleep(_PAUSE * 2 ** (tries - 1))
         except (httpx2.InvalidURL, httpx2.TooManyRedirects) as error:
@@ -52,7 +52,9 @@ def _attempt(client: httpx2.Client, source: Source, part: Path, progress: Progre
     if have and tag:
         headers |= {"Range": f"bytes={have}-", "If-Range": tag}
     with client.stream("GET", source.url, headers=headers) as response:
-        if response.status_code == 416:  # the file has become shorter than what is on disk
+        if response.status_code == 416:
+            if response.headers.get("Content-Range") == f"bytes */{have}":  # all of it is on disk
+                return _stated_sha256(response)
             part.unlink()
             raise _Incomplete("the server has no such range; starting again")
         _check_status(response, source.url)
@@ -61,7 +63,7 @@ def _attempt(client: httpx2.Client, source: Source, part: Path, progress: Progre
         total = have + length if length else 0
         check_space(part.parent, length)
         if not have:
-            etag = response.headers.get("ETag", "")
+            etag = response.headers.get("ETag") or response.headers.get("Last-Modified", "")
             tag_file.write_text(
                 "" if etag.startswith("W/") else etag
             )  # a weak tag does not promise equal bytes
@@ -73,7 +75,6 @@ def _attempt(client: httpx2.Client, source: Source, part: Path, progress: Progre
                 progress(have, total)
         if total and have != total:
             raise _Incomplete(f"the connection ended after {have} of {total} bytes")
-        tag_file.unlink(missing_ok=True)
         return _stated_sha256(response)
 
 
@@ -82,7 +83,7 @@ def _size(part: Path) -> int:
 
 
 def _resume_at(response: httpx2.Response, have: int) -> int:
-    """How many of the bytes on disk the body continues. Raises _Incomplete when it continues something else."""
+    """How many of the bytes on disk the body continues. Raises _Incomplete if it is of another range."""
     if response.status_code != 206:
         return 0
     content_range = response.headers.get("Content-Range", "")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from treadle.core import TreadleError
 from treadle.hub import wheel
-from treadle.hub.fetch import fetch
 from treadle.hub.names import SPLIT, Entry, Remote, catalogue, is_remote, remote, split_names
 from treadle.hub.store import (
     Model,
@@ -25,8 +24,8 @@ from treadle.hub.store import (
 def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Model:
     """The model of this name, with its file on this machine.
 
-    ``None``: the catalogue's default. A catalogue name is fetched if it is not here yet. A path is a .gguf file, the
-    first file of a split model, or a folder with one model in it. Raises TreadleError saying what can be named.
+    ``None``: the catalogue's default. A catalogue name is fetched if it is not here yet. A path is a .gguf file,
+    a file of a split model, or a folder with one model in it. Raises TreadleError saying what can be named.
     """
     name = next(iter(catalogue())) if name_or_path is None else os.fspath(name_or_path)
     entry = catalogue().get(name)
@@ -44,9 +43,9 @@ def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Model:
 def pull(name: str, progress: Progress | None = None) -> Path:
     """Fetch a model and return its (first) file; at once when it is here already.
 
-    ``name``: of the catalogue, ``hf:OWNER/REPO/FILE.gguf``, ``ms:OWNER/REPO/FILE.gguf`` (ModelScope) or a URL; the
-    last three may end in ``#sha256=HEX``. All files of a split model are fetched. ``progress`` is called with
-    (bytes done, bytes in total) of the file being fetched. Raises TreadleError.
+    ``name``: of the catalogue, ``hf:OWNER/REPO/FILE.gguf``, ``ms:OWNER/REPO/FILE.gguf`` (ModelScope) or a URL;
+    the last three may end in ``#sha256=HEX``. All files of a split model are fetched. ``progress`` is called
+    with (bytes done, bytes in total) of the file being fetched. Raises TreadleError.
     """
     progress = progress or _silent
     if entry := catalogue().get(name):
@@ -61,9 +60,10 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 
 def list_models() -> list[Model]:
     """The catalogue, on this machine or not, and then everything else that was fetched."""
-    models = []
-    for entry in catalogue().values():
-        models.append(Model(entry.name, entry.path if read_record(entry.path) else None, entry.size))
+    models = [
+        Model(entry.name, entry.path if read_record(entry.path) else None, entry.size)
+        for entry in catalogue().values()
+    ]
     for file, record in stored_models():
         if record.name in catalogue():
             continue
@@ -102,11 +102,14 @@ def _pull_remote(file: Remote, count: int, progress: Progress) -> Path:
         record = read_record(file.path)
         if record and file.sha256 in (None, record.sha256):
             return file.path
+        from treadle.hub.fetch import fetch  # its HTTP client is slow to import and rarely needed
+
         part = beside(file.path, ".part")
         stated = fetch(file.source, part, progress)
         if file.sha256 and stated and file.sha256 != stated:
             raise TreadleError(f"{file.name} has SHA-256 {stated} on the server; expected {file.sha256}")
         finish(part, file.path, Record(file.name, "", part.stat().st_size, count), file.sha256 or stated)
+        beside(part, ".etag").unlink(missing_ok=True)
     return file.path
 
 
@@ -115,7 +118,7 @@ def _local(path: Path) -> Model:
         path = _only_model(path)
     elif not path.exists():
         raise TreadleError(
-            f"there is no model or file {os.fspath(path)!r}; known are {_known()} and the path of a .gguf file"
+            f"there is no model or file {os.fspath(path)!r}; known are {_known()}, and paths of .gguf files"
         )
     split = SPLIT.fullmatch(path.name)
     if split:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -13,7 +14,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from treadle.core import TreadleError
-from treadle.hub.fetch import Source
 from treadle.hub.store import models_dir
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -37,6 +37,14 @@ class Entry:
     @property
     def path(self) -> Path:
         return models_dir() / self.name.replace(":", "-") / self.file
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a file is. ``headers`` go to the host of ``url`` only, not along with redirects to others."""
+
+    url: str
+    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,10 @@ def remote(name: str) -> Remote:
     pinned = _PINNED.fullmatch(name)
     sha256 = pinned["sha256"].lower() if pinned else None
     name = pinned["name"] if pinned else name
+    if pinned and SPLIT.fullmatch(name):
+        raise TreadleError(
+            f"{name} is one of several files; #sha256= can be given for a model of one file only"
+        )
     if name.startswith(("http://", "https://")):
         return _url(name, sha256)
     kind, _, rest = name.partition(":")
@@ -90,7 +102,7 @@ def _url(url: str, sha256: str | None) -> Remote:
     file = unquote(parts.path).rpartition("/")[2]
     if not parts.hostname or not file.endswith(".gguf") or file.startswith("."):
         raise TreadleError(f"{url!r} does not name a .gguf file; expected https://HOST/PATH/FILE.gguf")
-    # The folder tells apart equal file names; files of a split model share it, as they differ in the last part only.
+    # The folder tells apart equal file names; the files of a split model share it.
     folder = hashlib.sha256(url.replace(parts.path, parts.path.rpartition("/")[0]).encode()).hexdigest()[:16]
     return Remote(url, Source(url, {}), models_dir() / "url" / folder / file, sha256)
 

