@@ -32,8 +32,8 @@ def fetch(source: Source, part: Path, progress: Progress) -> str | None:
             tries = 1 if _size(part) > before else tries + 1
             if tries >= TRIES:
                 raise TreadleError(
-                    f"cannot fetch {source.url}: {error or type(error).__name__}. What has arrived is kept and the "
-                    "same command continues; without a network give the path of a .gguf file instead"
+                    f"cannot fetch {source.url}: {error or type(error).__name__}. What has arrived is kept, and "
+                    "the same command continues; without a network give the path of a .gguf file instead"
                 ) from None
             time.sleep(_PAUSE * 2 ** (tries - 1))
         except (httpx2.InvalidURL, httpx2.TooManyRedirects) as error:
@@ -63,10 +63,8 @@ def _attempt(client: httpx2.Client, source: Source, part: Path, progress: Progre
         total = have + length if length else 0
         check_space(part.parent, length)
         if not have:
-            etag = response.headers.get("ETag") or response.headers.get("Last-Modified", "")
-            tag_file.write_text(
-                "" if etag.startswith("W/") else etag
-            )  # a weak tag does not promise equal bytes
+            tag = response.headers.get("ETag", "") or response.headers.get("Last-Modified", "")
+            tag_file.write_text("" if tag.startswith("W/") else tag)  # weak: does not promise equal bytes
         with part.open("ab" if have else "wb") as target:
             progress(have, total)
             for chunk in response.iter_raw(_CHUNK):

