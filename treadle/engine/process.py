@@ -40,8 +40,8 @@ from treadle.engine.messages import (
 
 log = logging.getLogger("treadle.engine")
 
-# Gets the client's configuration, converted to the type of its first parameter, and a function that takes how
-# much is loaded (0 to 1), to be called from the loader's own thread. Its TreadleErrors are meant for the user.
+# Gets the client's configuration, converted to the type of its first parameter, and a function that takes
+# how much is loaded (0 to 1), to be called from the loader's own thread. Its TreadleErrors are for the user.
 Loader = Callable[[Any, Callable[[float], None]], Engine]
 
 _STATS_EVERY = 0.25  # seconds, while working
