@@ -146,7 +146,7 @@ class Engine:
 
     @contextmanager
     def lend(self, tokens: int) -> Iterator[int]:
-        """A slot and KV blocks for ``tokens`` tokens outside of any request, for evaluation; while idle only."""
+        """A slot and KV blocks for ``tokens`` tokens outside of any request, for evaluation while idle."""
         if self.has_work:
             raise BadRequest("the engine is busy; wait until its requests have ended")
         cache = self._scheduler.cache
