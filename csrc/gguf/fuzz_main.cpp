@@ -20,7 +20,7 @@ namespace {
 using treadle::gguf::Bytes;
 
 constexpr size_t kHeader = 4096;
-constexpr int kMutations = 2000;
+constexpr int kMutations = 500;
 
 // In a heap block of exactly its size, so that a read past the end is seen.
 void feed(Bytes bytes) {

@@ -32,8 +32,8 @@ def fetch(source: Source, part: Path, progress: Progress) -> str | None:
             tries = 1 if _size(part) > before else tries + 1
             if tries >= TRIES:
                 raise TreadleError(
-                    f"cannot fetch {source.url}: {error or type(error).__name__}. What has arrived is kept, and "
-                    "the same command continues; without a network give the path of a .gguf file instead"
+                    f"cannot fetch {source.url}: {error or type(error).__name__}. What has arrived is kept; "
+                    "the same command continues. Without a network give the path of a .gguf file instead"
                 ) from None
             time.sleep(_PAUSE * 2 ** (tries - 1))
         except (httpx2.InvalidURL, httpx2.TooManyRedirects) as error:

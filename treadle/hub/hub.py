@@ -24,8 +24,9 @@ from treadle.hub.store import (
 def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Model:
     """The model of this name, with its file on this machine.
 
-    ``None``: the catalogue's default. A catalogue name is fetched if it is not here yet. A path is a .gguf
-    file, any file of a split model, or a folder with one model in it. Raises TreadleError saying what can be named.
+    ``None``: the catalogue's default. A catalogue name is fetched if it is not here yet. A path is a
+    .gguf file, any file of a split model, or a folder with one model in it. Raises TreadleError saying what
+    can be named.
     """
     name = next(iter(catalogue())) if name_or_path is None else os.fspath(name_or_path)
     entry = catalogue().get(name)
@@ -44,8 +45,8 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     """Fetch a model and return its (first) file; at once when it is here already.
 
     ``name``: of the catalogue, ``hf:OWNER/REPO/FILE.gguf``, ``ms:OWNER/REPO/FILE.gguf`` (ModelScope) or a
-    URL; the last three may end in ``#sha256=HEX``. All files of a split model are fetched. ``progress`` is called
-    with (bytes done, bytes in total) of the file being fetched. Raises TreadleError.
+    URL; the last three may end in ``#sha256=HEX``. All files of a split model are fetched. ``progress`` is
+    called with (bytes done, bytes in total) of the file being fetched. Raises TreadleError.
     """
     progress = progress or _silent
     if entry := catalogue().get(name):
