@@ -98,7 +98,8 @@ def test_reasoning(text: str, started: bool, expected: Part) -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["<think>", "</think>", "<th", "a", "\n", " ", "</", "b"])).map("".join), st.booleans()
+    st.lists(st.sampled_from(["<think>", "</think>", "<th", "a", "\n", " ", "</", "b"])).map("".join),
+    st.booleans(),
 )
 def test_reasoning_character_by_character(text: str, started: bool) -> None:
     splitter = ReasoningSplitter(started=started)
@@ -124,17 +125,26 @@ def test_presets() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(['"}', "\\", "</tool_call>x"[:5], "北京", "]}{["]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.sampled_from(['"}', "\\", "</tool_call>x"[:5], "北京", "]}{["]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-CALLS = st.lists(st.tuples(st.sampled_from(["f", "get_weather"]), st.dictionaries(st.text(max_size=5), JSON)), min_size=1, max_size=3)
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["f", "get_weather"]), st.dictionaries(st.text(max_size=5), JSON)),
+    min_size=1,
+    max_size=3,
+)
 
 
 def _write(format: ToolFormat, name: str, arguments: str) -> str:
     return {
         ToolFormat.HERMES: f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>\n',
-        ToolFormat.DEEPSEEK: f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>\n",
+        ToolFormat.DEEPSEEK: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+        f"{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>\n",
         ToolFormat.LLAMA3: f'{{"name": "{name}", "parameters": {arguments}}}; ',
         ToolFormat.MISTRAL: f'{{"name": "{name}", "arguments": {arguments}}}, ',
     }[format]
@@ -142,7 +152,9 @@ def _write(format: ToolFormat, name: str, arguments: str) -> str:
 
 def _read(format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     parser = ToolParser(format)
-    content, calls, ids = "", {}, set()
+    content = ""
+    calls: dict[int, list[str]] = {}
+    ids: set[str | None] = set()
     for part in [*map(parser.push, pieces), parser.finish()]:
         content += part.content
         for delta in part.calls:
@@ -157,7 +169,9 @@ def _read(format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, s
 
 @pytest.mark.parametrize("format", ToolFormat)
 @given(calls=CALLS, ascii_only=st.booleans(), size=st.integers(1, 40))
-def test_tool_calls_in_pieces(format: ToolFormat, calls: list[tuple[str, dict[str, object]]], ascii_only: bool, size: int) -> None:
+def test_tool_calls_in_pieces(
+    format: ToolFormat, calls: list[tuple[str, dict[str, object]]], ascii_only: bool, size: int
+) -> None:
     written = [(name, json.dumps(arguments, ensure_ascii=ascii_only)) for name, arguments in calls]
     text = "".join(_write(format, *call) for call in written)
     if format is ToolFormat.DEEPSEEK:
@@ -172,19 +186,45 @@ def test_tool_calls_in_pieces(format: ToolFormat, calls: list[tuple[str, dict[st
 @pytest.mark.parametrize(
     ("format", "text", "content", "calls"),
     [
-        (ToolFormat.HERMES, "I will look.\n<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", "I will look.\n", [("f", '{"a": 1}')]),
-        (ToolFormat.HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+        (
+            ToolFormat.HERMES,
+            'I will look.\n<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
+            "I will look.\n",
+            [("f", '{"a": 1}')],
+        ),
+        (
+            ToolFormat.HERMES,
+            '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+            "",
+            [("f", '{"a": 1}')],
+        ),
         (ToolFormat.HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
         (ToolFormat.HERMES, "say <tool_call>not json", "say <tool_call>not json", []),
         (ToolFormat.HERMES, '<tool_call>{"na', '<tool_call>{"na', []),
         (ToolFormat.HERMES, "a < b <tool", "a < b <tool", []),
         (ToolFormat.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x', "", [("f", '{"a": "x')]),
-        (ToolFormat.DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", [("f", '{"a": 1}')]),
+        (
+            ToolFormat.DEEPSEEK,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+            '{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            "",
+            [("f", '{"a": 1}')],
+        ),
         (ToolFormat.LLAMA3, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
         (ToolFormat.LLAMA3, '{"city": "Paris"}', '{"city": "Paris"}', []),
-        (ToolFormat.LLAMA3, 'Here: {"name": "f", "parameters": {}}', 'Here: {"name": "f", "parameters": {}}', []),
+        (
+            ToolFormat.LLAMA3,
+            'Here: {"name": "f", "parameters": {}}',
+            'Here: {"name": "f", "parameters": {}}',
+            [],
+        ),
         (ToolFormat.MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1}', "", [("f", '{"a": 1}')]),
-        (ToolFormat.MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "123456789"}]', "", [("f", "{}")]),
+        (
+            ToolFormat.MISTRAL,
+            '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "123456789"}]',
+            "",
+            [("f", "{}")],
+        ),
     ],
 )
 def test_tool_call_shapes(format: ToolFormat, text: str, content: str, calls: list[tuple[str, str]]) -> None:

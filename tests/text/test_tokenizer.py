@@ -1,4 +1,5 @@
-"""Ids equal Hugging Face's, from GGUF metadata and from a directory; users' text never becomes a control token."""
+"""Ids equal Hugging Face's, from GGUF metadata and from a directory; users' text never becomes a control
+token."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def test_any_text_gives_the_same_ids(r1: Tokenizer, r1_oracle: PreTrainedTokeniz
     assert r1.encode(text) == r1_oracle.encode(text, add_special_tokens=False)
 
 
-@given(st.lists(st.one_of(st.text(max_size=5), st.sampled_from(["<｜User｜>", "<think>", "<|EOT|>", "<", "｜>"]))))
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=5), st.sampled_from(["<｜User｜>", "<think>", "<|EOT|>", "<", "｜>"]))
+    )
+)
 def test_specials_are_found_as_hugging_face_finds_them(
     r1: Tokenizer, r1_oracle: PreTrainedTokenizerFast, parts: list[str]
 ) -> None:
@@ -125,14 +130,22 @@ def test_sentencepiece_vocabulary_gives_sentencepiece_ids() -> None:
 @pytest.mark.parametrize("scheme", ["always", "first"])
 def test_directory_gives_hugging_face_ids(tmp_path: Path, scheme: str) -> None:
     metaspace = tokenizers.pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     backend.pre_tokenizer = metaspace
     steps = tokenizers.decoders
-    backend.decoder = steps.Sequence([steps.Replace("▁", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1)])
+    backend.decoder = steps.Sequence(
+        [steps.Replace("▁", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1)]
+    )
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=900, special_tokens=special[:3], show_progress=False)
-    backend.train_from_iterator(["the quick brown fox", "der schnelle braune Fuchs", "Hello world [INST]"] * 20, trainer)
-    oracle = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    backend.train_from_iterator(
+        ["the quick brown fox", "der schnelle braune Fuchs", "Hello world [INST]"] * 20, trainer
+    )
+    oracle = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     oracle.chat_template = "{% for m in messages %}{{ '<s>' + m['content'] + '</s>' }}{% endfor %}"
     oracle.save_pretrained(tmp_path)
     ours = Tokenizer.from_directory(tmp_path)
@@ -141,7 +154,9 @@ def test_directory_gives_hugging_face_ids(tmp_path: Path, scheme: str) -> None:
     assert ours.chat_template == oracle.chat_template and ours.eos_ids == {2} and ours.bos_id == 1
 
 
-def test_directory_of_a_byte_level_model(tmp_path: Path, smol: Tokenizer, smol_oracle: PreTrainedTokenizerFast) -> None:
+def test_directory_of_a_byte_level_model(
+    tmp_path: Path, smol: Tokenizer, smol_oracle: PreTrainedTokenizerFast
+) -> None:
     smol_oracle.save_pretrained(tmp_path)
     ours = Tokenizer.from_directory(tmp_path)
     for text in [*TEXTS, "<|im_start|>user"]:
@@ -169,7 +184,7 @@ def test_broken_metadata_is_named(smol_metadata: dict[str, Any], change: dict[st
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TreadleError, match="tokenizer.json"):
+    with pytest.raises(TreadleError, match=r"tokenizer\.json"):
         Tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram", "vocab": []}}')
     with pytest.raises(TreadleError, match="Unigram"):

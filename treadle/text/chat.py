@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.core import TreadleError
-from treadle.text.messages import normalise
+from treadle.text.messages import CALL_STYLES, CallStyle, normalise
 from treadle.text.reasoning import CLOSE, OPEN
 from treadle.text.sandbox import Template
 from treadle.text.shield import Shield
@@ -16,7 +16,8 @@ from treadle.text.tokenizer import Tokenizer
 from treadle.text.vocabulary import THINK_TAGS
 
 _CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
@@ -26,7 +27,8 @@ _EMPTY_THOUGHT = f"{OPEN}\n\n{CLOSE}\n\n"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered conversation. ``in_reasoning``: it ends inside a think block, so the answer starts in one."""
+    """A rendered conversation. ``in_reasoning``: it ends inside a think block, so the answer starts in
+    one."""
 
     text: str
     ids: list[int]
@@ -36,10 +38,11 @@ class Prompt:
 class ChatTemplate:
     """Renders conversations for one model.
 
-    Equals ``apply_chat_template`` of Hugging Face for the same messages, except that what users wrote never becomes a
-    control token, that reasoning in past turns is given to the template apart from the answer, and that DeepSeek-R1's
-    older template gets its think block opened (``force_thinking``; a request switches it with ``enable_thinking``).
-    Raises TreadleError for a template that cannot be compiled, or where the model has none and no ChatML tokens.
+    Equals ``apply_chat_template`` of Hugging Face for the same messages, except that what users wrote never
+    becomes a control token, that reasoning in past turns is given to the template apart from the answer, and
+    that DeepSeek-R1's older template gets its think block opened (``force_thinking``; a request switches it
+    with ``enable_thinking``). Raises TreadleError for a template that cannot be compiled, or where the model
+    has none and no ChatML tokens.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class ChatTemplate:
         self._force_thinking = force_thinking
         self._is_r1 = _R1_ASSISTANT in source and CLOSE in source and "thinking" not in source
         self._spellings = sorted(tokenizer.control_texts | set(THINK_TAGS))
-        self._parse_arguments = self._takes_objects()
+        self._calls = self._call_style()
 
     def render(
         self,
@@ -72,14 +75,12 @@ class ChatTemplate:
         """The prompt for ``messages`` (OpenAI's shape; ``tools`` likewise).
 
         continue_final_message: the last message, an assistant's, is left open for the model to go on with.
-        template_kwargs: further variables of the template. Raises TreadleError naming the message at fault, or with
-        the template's own message.
+        template_kwargs: further variables of the template. Raises TreadleError naming the message at fault,
+        or with the template's own message.
         """
         if reserved := _RESERVED & template_kwargs.keys():
             raise TreadleError(f"chat_template_kwargs: {sorted(reserved)[0]!r} cannot be set there")
-        chat = normalise(
-            messages, self.source, parse_arguments=self._parse_arguments, keep_last=continue_final_message
-        )
+        chat = normalise(messages, self.source, self._calls, keep_last=continue_final_message)
         final = _Final(chat) if continue_final_message else None
         given = {
             "messages": chat,
@@ -94,8 +95,9 @@ class ChatTemplate:
         shield = Shield(self._spellings, [given, final.text if final else ""])
         text = self._template.render({**fixed, **shield.cover(given)})
         if shield.has_edges(given):
-            # What the template takes apart and joins again could spell a control token anew, unless it meets no edge
-            # character of the user's at all. That second rendering is taken wherever it makes no other difference.
+            # What the template takes apart and joins again could spell a control token anew, unless it meets
+            # no edge character of the user's at all. That second rendering is taken wherever it makes no
+            # other difference.
             thorough = Shield(self._spellings, [given, final.text if final else ""], thorough=True)
             again = self._template.render({**fixed, **thorough.cover(given)})
             if thorough.uncover(again) == shield.uncover(text):
@@ -116,26 +118,33 @@ class ChatTemplate:
         force = enabled or self._force_thinking
         return f"{OPEN}\n" if force and not opened and text.endswith(_R1_ASSISTANT) else ""
 
-    def _takes_objects(self) -> bool:
-        """Whether the template wants arguments of tool calls as objects rather than as JSON text."""
-        if "tool_calls" not in self.source:
-            return False
-        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"probe": 1}}}
-        chat = [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-        ]
-        try:
-            text = self._template.render(
-                {**self._tokenizer.template_variables, "messages": chat, "tools": None}
-            )
-        except TreadleError:
-            return False
-        return "'probe'" not in text
+    def _call_style(self) -> CallStyle:
+        """How this template wants tool calls: the first form of a small example that it shows."""
+        for style in CALL_STYLES if "tool_calls" in self.source else ():
+            arguments = {"probe": 1} if style.objects else '{"probe": 1}'
+            call = {
+                "id": "call00000",
+                "type": "function",
+                "function": {"name": "seek", "arguments": arguments},
+            }
+            chat = [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": style.empty_content, "tool_calls": [call]},
+            ]
+            try:
+                text = self._template.render(
+                    {**self._tokenizer.template_variables, "messages": chat, "tools": None}
+                )
+            except TreadleError:
+                continue
+            if "seek" in text and "'probe'" not in text and '\\"probe' not in text:
+                return style
+        return CALL_STYLES[0]
 
 
 class _Final:
-    """The open last message: rendered as a placeholder, then put in its place with everything after it cut off."""
+    """The open last message: rendered as a placeholder, then put in its place with everything after it cut
+    off."""
 
     def __init__(self, chat: list[dict[str, Any]]) -> None:
         last = chat[-1]

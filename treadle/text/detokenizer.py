@@ -1,4 +1,5 @@
-"""Token ids to text while they are generated: whole characters only, and nothing that may still become a stop string."""
+"""Token ids to text while they are generated: whole characters only, and nothing that may still become a stop
+string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tokenizers from ``tokenizer.json`` and ``tokenizer_config.json`` of a model directory, as Hugging Face writes them."""
+"""Tokenizers from ``tokenizer.json`` and ``tokenizer_config.json`` of a model directory, as Hugging Face
+writes them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def vocabulary_from_directory(directory: Path) -> Vocabulary:
         if entry["special"] or is_control_text(entry["content"], template or "")
     }
     ids = vocab | {entry["content"]: entry["id"] for entry in added}
-    tokens, kinds = _by_id(ids, added, controls)
+    tokens, kinds = _by_id(ids, added)
     unk = model.get("unk_token")
     # Control tokens leave the backend altogether, so that no text can turn into one.
     model["vocab"] = {t: i for t, i in ids.items() if t not in controls or t == unk}
@@ -87,9 +88,7 @@ def _joined(pair: list[str] | str) -> str:
     return pair.replace(" ", "", 1) if isinstance(pair, str) else "".join(pair)
 
 
-def _by_id(
-    ids: dict[str, int], added: list[dict[str, Any]], controls: dict[str, Control]
-) -> tuple[list[str], list[int]]:
+def _by_id(ids: dict[str, int], added: list[dict[str, Any]]) -> tuple[list[str], list[int]]:
     size = max(ids.values()) + 1
     tokens, kinds = [""] * size, [int(Kind.UNUSED)] * size
     for text, id in ids.items():
@@ -145,7 +144,8 @@ def _uses_prefix(raw: dict[str, Any]) -> bool:
 
 
 def _after_control(raw: dict[str, Any]) -> tokenizers.Tokenizer | None:
-    """A second tokenizer for text that does not start the prompt, where only the start gets a space put before it."""
+    """A second tokenizer for text that does not start the prompt, where only the start gets a space put
+    before it."""
     pre: dict[str, Any] = raw.get("pre_tokenizer") or {}
     steps = pre["pretokenizers"] if pre.get("type") == "Sequence" else [pre]
     first = [

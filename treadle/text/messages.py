@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.core import TreadleError
 from treadle.text.reasoning import CLOSE, OPEN, split_reasoning
@@ -12,13 +12,23 @@ from treadle.text.reasoning import CLOSE, OPEN, split_reasoning
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
+class CallStyle(NamedTuple):
+    """What a template expects of an assistant's message with tool calls."""
+
+    objects: bool  # arguments as objects rather than as JSON text
+    empty_content: str | None
+
+
+CALL_STYLES = (CallStyle(True, ""), CallStyle(False, ""), CallStyle(True, None), CallStyle(False, None))
+
+
 def normalise(
-    messages: Sequence[Mapping[str, Any]], template: str, *, parse_arguments: bool, keep_last: bool = False
+    messages: Sequence[Mapping[str, Any]], template: str, style: CallStyle, *, keep_last: bool = False
 ) -> list[dict[str, Any]]:
     """Messages with text as content and reasoning apart from the answer, None values left out.
 
-    parse_arguments: arguments of tool calls become objects. keep_last: reasoning of the last message stays in its
-    content. Raises TreadleError naming the message and field at fault.
+    keep_last: reasoning of the last message stays in its content. Raises TreadleError naming the message and
+    field at fault.
     """
     if not messages:
         raise TreadleError("messages: must not be empty")
@@ -32,13 +42,13 @@ def normalise(
         calls = plain.get("tool_calls")
         if role == "assistant" and calls:
             plain["tool_calls"] = [
-                _call(call, f"{where}.tool_calls[{i}]", parse_arguments) for i, call in enumerate(calls)
+                _call(call, f"{where}.tool_calls[{i}]", style.objects) for i, call in enumerate(calls)
             ]
         plain["content"] = _text(message.get("content"), where, optional=bool(role == "assistant"))
         if role == "assistant":
             _part_reasoning(plain, template, whole=keep_last and index == len(messages) - 1)
-            if calls and not plain["content"] and ("is none" in template or "is not none" in template):
-                plain["content"] = None
+            if calls and not plain["content"]:
+                plain["content"] = style.empty_content
         chat.append(plain)
     return chat
 
@@ -54,9 +64,8 @@ def _text(content: Any, where: str, optional: bool) -> str:
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            raise TreadleError(
-                f"{where}.content[{index}]: parts of type {kind!r} are not supported by this model; only 'text' is"
-            )
+            allowed = "not supported by this model; only 'text' is"
+            raise TreadleError(f"{where}.content[{index}]: parts of type {kind!r} are {allowed}")
         if not isinstance(part.get("text"), str):
             raise TreadleError(f"{where}.content[{index}].text: must be text")
         texts.append(part["text"])

@@ -1,7 +1,8 @@
-"""How byte-level BPE vocabularies cut text before merging, by the name that GGUF files give in ``tokenizer.ggml.pre``.
+"""How byte-level BPE vocabularies cut text before merging, by the name that GGUF files give in
+``tokenizer.ggml.pre``.
 
-Every entry restates the ``pre_tokenizer`` and ``normalizer`` of the ``tokenizer.json`` that the models were published
-with, so that ids equal those of Hugging Face.
+Every entry restates the ``pre_tokenizer`` and ``normalizer`` of the ``tokenizer.json`` that the models were
+published with, so that ids equal those of Hugging Face.
 """
 
 from __future__ import annotations

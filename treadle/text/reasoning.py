@@ -20,9 +20,9 @@ class Part(NamedTuple):
 class ReasoningSplitter:
     """Splits streamed text at ``<think>`` and ``</think>``. ``push`` for every piece, then ``finish`` once.
 
-    started: the prompt ends inside a think block, so the first text is reasoning. Otherwise a block counts only when
-    the output begins with it (blanks aside). After the first ``</think>`` everything is content, tags included.
-    Blank lines around the reasoning and before the content are left out.
+    started: the prompt ends inside a think block, so the first text is reasoning. Otherwise a block counts
+    only when the output begins with it (blanks aside). After the first ``</think>`` everything is content,
+    tags included. Blank lines around the reasoning and before the content are left out.
     raw: everything is content.
     """
 
@@ -119,7 +119,8 @@ class Preset:
     min_p: float = 0.0
 
 
-# From the model cards: deepseek-ai/DeepSeek-R1 (usage recommendations), Qwen/QwQ-32B, Qwen/Qwen3-8B (best practices).
+# From the model cards: deepseek-ai/DeepSeek-R1 (usage recommendations), Qwen/QwQ-32B, Qwen/Qwen3-8B (best
+# practices).
 PRESETS = (
     Preset(("deepseekr1",), 0.6, 0.95),
     Preset(("qwq",), 0.6, 0.95, top_k=40),

@@ -1,4 +1,5 @@
-"""Jinja as Hugging Face sets it up for chat templates, with bounds: templates come with models and are not trusted."""
+"""Jinja as Hugging Face sets it up for chat templates, with bounds: templates come with models and are not
+trusted."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Template:
             raise TreadleError(f"the model's chat template is not valid: {_line(error)}") from None
 
     def render(self, variables: dict[str, Any]) -> str:
-        """Text of the template. Raises TreadleError with the template's own message, or what went wrong in it."""
+        """Text of the template. Raises TreadleError with the template's own message, or what went wrong in
+        it."""
         token = _left.set(MAX_TURNS)
         parts: list[str] = []
         size = 0
@@ -120,7 +122,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Calls of methods such as ``ljust`` take no huge numbers; ``replace`` grows nothing without bound."""
+        """Calls of methods such as ``ljust`` take no huge numbers, and their results stay bounded."""
         for value in (*args, *kwargs.values()):
             if isinstance(value, int) and value > MAX_TURNS:
                 raise jinja2.TemplateRuntimeError(f"the number {value} is too large")
@@ -133,17 +135,17 @@ class _Environment(ImmutableSandboxedEnvironment):
 class _Bounds(NodeTransformer):
     """Makes loops and macros count their turns, and ``~`` check its result."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         node.body.insert(0, _count(node.lineno))
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         node.body.insert(0, _count(node.lineno))
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _environment_call("joined", node.nodes, node.lineno)
 

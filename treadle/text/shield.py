@@ -1,9 +1,9 @@
 """Keeps what users wrote from becoming control tokens, through whatever a chat template does with it.
 
-Before rendering, the edge characters of every control token's spelling inside a user's strings are exchanged for
-private-use characters that occur nowhere in the conversation; so only what the template itself writes can spell a
-control token. After the rendered text was cut at those, the characters are changed back. Text without such spellings
-is rendered untouched, so its result is exactly the template's.
+Before rendering, the edge characters of every control token's spelling inside a user's strings are exchanged
+for private-use characters that occur nowhere in the conversation; so only what the template itself writes can
+spell a control token. After the rendered text was cut at those, the characters are changed back. Text without
+such spellings is rendered untouched, so its result is exactly the template's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _PRIVATE = range(0x100000, 0x10FFFE)
 
 
 class Shield:
-    """Exchanges characters in the strings of one conversation. ``thorough``: every edge character, wherever it stands."""
+    """Exchanges characters in the strings of one conversation. ``thorough``: every edge character, wherever
+    it stands."""
 
     def __init__(self, spellings: Iterable[str], conversation: Any, *, thorough: bool = False) -> None:
         self._spellings = [spelling for spelling in spellings if spelling]

@@ -13,12 +13,15 @@ from treadle.text.from_directory import vocabulary_from_directory
 from treadle.text.from_gguf import vocabulary_from_gguf
 from treadle.text.vocabulary import THINK_TAGS, Kind, Vocabulary
 
+_HIDDEN = (Kind.CONTROL, Kind.UNKNOWN)  # left out of shown text
+
 
 class Tokenizer:
     """Encodes and decodes for one model; safe to share between threads.
 
-    Ids equal those of the model's Hugging Face tokenizer. Unlike there, text never becomes a control token unless
-    the caller asks for it with ``specials=True``: the control tokens are not even known to the encoder of plain text.
+    Ids equal those of the model's Hugging Face tokenizer. Unlike there, text never becomes a control token
+    unless the caller asks for it with ``specials=True``: the control tokens are not even known to the encoder
+    of plain text.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -27,7 +30,7 @@ class Tokenizer:
         self._pattern = _control_pattern(vocabulary)
         self._controls = {control.id: control for control in vocabulary.controls.values()}
         self._special = frozenset(
-            {id for id, kind in enumerate(vocabulary.kinds) if kind in (Kind.CONTROL, Kind.UNKNOWN)}
+            {id for id, kind in enumerate(vocabulary.kinds) if kind != 1 and kind in _HIDDEN}
             | {id for id, control in self._controls.items() if control.special}
         )
         self.bos_id: int | None = vocabulary.bos_id
@@ -62,7 +65,8 @@ class Tokenizer:
         """Token ids of ``text``.
 
         specials: spellings of control tokens become those tokens; only for text that no user wrote.
-        add_bos: put BOS first if the model's metadata asks for it and ``text`` does not start with it already.
+        add_bos: put BOS first if the model's metadata asks for it and ``text`` does not start with it
+        already.
         """
         pieces = self.split(text) if specials else [text]
         ids = self.encode_pieces(pieces)
@@ -103,13 +107,15 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_specials: bool = True) -> str:
-        """Text of ``ids``; invalid UTF-8 becomes U+FFFD. A space that encoding had put first is taken away."""
+        """Text of ``ids``; invalid UTF-8 becomes U+FFFD. A space that encoding had put first is taken
+        away."""
         kept = [id for id in ids if not (skip_specials and id in self._special)]
         text = b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
         return text[1:] if self._v.space_prefix and text.startswith(" ") else text
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes a token stands for: not always whole characters, empty for unused ids. Raises IndexError."""
+        """The bytes a token stands for: not always whole characters, empty for unused ids. Raises
+        IndexError."""
         if id < 0:
             raise IndexError(f"token id {id} is negative")
         data = self._bytes[id]
@@ -121,7 +127,7 @@ class Tokenizer:
         text, kind = self._v.tokens[id], self._v.kinds[id]
         if kind == Kind.UNUSED:
             return b""
-        if id in self._controls or kind in (Kind.CONTROL, Kind.UNKNOWN):
+        if id in self._controls or kind in _HIDDEN:
             return text.encode()
         if kind == Kind.BYTE:
             return bytes([int(text[3:5], 16)])

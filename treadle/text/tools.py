@@ -1,7 +1,7 @@
 """Tool calls in a model's output, recognised while it streams.
 
-Arguments are passed on as the model spelled them, so the fragments of a stream join to exactly the string that an
-answer in one piece holds.
+Arguments are passed on as the model spelled them, so the fragments of a stream join to exactly the string
+that an answer in one piece holds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _FIELDS = frozenset(("name", "arguments", "parameters", "type", "id"))
 
 @dataclass
 class ToolDelta:
-    """A piece of call number ``index``: first with ``id`` and ``name``, then with fragments of ``arguments``."""
+    """A piece of call number ``index``: first with ``id`` and ``name``, then with fragments of
+    ``arguments``."""
 
     index: int
     id: str | None = None
@@ -60,7 +61,8 @@ class ToolPart:
 
 
 def tool_format(template: str | None) -> ToolFormat | None:
-    """The format that a chat template teaches its model; None where it knows no tools, or a format not supported."""
+    """The format that a chat template teaches its model; None where it knows no tools, or a format not
+    supported."""
     source = template or ""
     if "<tool_call>" in source and "<function=" not in source and "<arg_key>" not in source:
         return ToolFormat.HERMES
@@ -158,9 +160,7 @@ class ToolParser:
             return True
         self._part.content += self._text[:at]
         self._text = self._text[at + len(mark) :]
-        if mark in _ENDS[self._format]:
-            self._after_call = True
-        elif mark == "<｜tool▁calls▁begin｜>":
+        if mark in _ENDS[self._format] or mark == "<｜tool▁calls▁begin｜>":
             self._after_call = True
         else:
             self._begin(mark)
@@ -267,7 +267,8 @@ class ToolParser:
         return ""
 
     def _value(self, character: str, live: bool) -> Generator[None, str, tuple[str, str]]:
-        """One JSON value and the character after it, if that had to be read. ``live``: passed on as it comes."""
+        """One JSON value and the character after it, if that had to be read. ``live``: passed on as it
+        comes."""
         if character == '"':
             return character + (yield from _string()), ""
         parts = [character]

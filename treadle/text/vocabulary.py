@@ -44,7 +44,8 @@ _END_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class Control:
-    """A token that only the program may write, never a user. ``lstrip``/``rstrip``: takes the blanks beside it."""
+    """A token that only the program may write, never a user. ``lstrip``/``rstrip``: takes the blanks beside
+    it."""
 
     id: int
     special: bool = True  # left out of shown text
@@ -73,7 +74,8 @@ class Vocabulary:
 
 
 def is_control_text(text: str, template: str) -> bool:
-    """Whether a user-defined token steers the model rather than being a piece of text, such as a run of blanks."""
+    """Whether a user-defined token steers the model rather than being a piece of text, such as a run of
+    blanks."""
     if _MARKUP.fullmatch(text) or text in _KNOWN_MARKUP:
         return True
     return bool(text.strip()) and len(text) > 2 and not text.isalnum() and text in template
