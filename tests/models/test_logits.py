@@ -13,6 +13,7 @@ import torch
 from tests.models import tiny
 from treadle.core import TreadleError
 from treadle.engine.runner import Runner, RunnerConfig
+from treadle.weights.gguf import open_gguf
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3"]
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, tiny.VOCAB, 300)]
@@ -35,7 +36,7 @@ def run(runner: Runner, ids: list[int], chunk: int = 10**9, slot: int = 0, most:
 
 
 def load(path: Path, threads: int | None = None) -> Runner:
-    return Runner(path, frozenset(), RunnerConfig(threads=threads, context=1024, max_sequences=64))
+    return Runner(open_gguf(path), frozenset(), RunnerConfig(threads=threads, context=1024, max_sequences=64))
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

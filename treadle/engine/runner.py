@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from treadle.engine.kv.pool import BLOCK
 from treadle.models import builder
 from treadle.models.graph import Graph, ModelConfig, read_config
 from treadle.models.rope import rotary
-from treadle.weights.gguf import GgufModelFile, open_gguf
+from treadle.weights.gguf import GgufModelFile
 from treadle.weights.loader import Progress, Weights
 
 GIB = 2**30
@@ -38,14 +37,13 @@ class Runner:
 
     def __init__(
         self,
-        path: Path,
+        file: GgufModelFile,
         eos_ids: frozenset[int],
         config: RunnerConfig | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Load a GGUF file. Raises TreadleError when it is broken, unsupported or does not fit the memory."""
+        """Pack the weights. Raises TreadleError when the model is unsupported or does not fit the memory."""
         config = config or RunnerConfig()
-        file = open_gguf(path)
         build = builder(file.architecture)
         cpus = machine.threads()
         if config.threads is not None:
@@ -68,7 +66,7 @@ class Runner:
         build(graph)
         if unused := weights.unused():
             raise TreadleError(
-                f"{path}: tensor {unused[0]!r} is no part of architecture {file.architecture!r} as Treadle knows it; "
+                f"{file.path}: tensor {unused[0]!r} is no part of architecture {file.architecture!r} as Treadle knows it; "
                 "the model would answer wrongly without it"
             )
         self._logits = graph.logits_buffer

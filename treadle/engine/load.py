@@ -1,0 +1,39 @@
+"""From a model file to an engine: what an engine process, and `treadle.LLM`, start with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from treadle.engine.engine import Engine, EngineConfig
+from treadle.engine.runner import Runner, RunnerConfig
+from treadle.text.tokenizer import Tokenizer
+from treadle.weights.gguf import open_gguf
+
+
+class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is loaded, and how; the fields after ``path`` are those of RunnerConfig."""
+
+    path: str
+    threads: int | None = None
+    context: int | None = None
+    kv_memory: int | None = None
+
+
+def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = None) -> Runner:
+    """Load the model. ``progress`` is told the share that is done, 0 to 1."""
+    file = open_gguf(Path(config.path))
+    eos_ids = Tokenizer.from_gguf(file.metadata).eos_ids
+    return Runner(
+        file,
+        eos_ids,
+        RunnerConfig(threads=config.threads, context=config.context, kv_memory=config.kv_memory),
+        None if progress is None else lambda done, total: progress(done / total),
+    )
+
+
+def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
+    """The loader of engine processes, see treadle.engine.process."""
+    return Engine(load_runner(config, progress), EngineConfig())

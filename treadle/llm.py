@@ -1,0 +1,183 @@
+"""The Python interface: a model in this process, without a server."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle import hub
+from treadle.core import FinishReason, Output, Request, SamplingParams, Timing, TokenLogprobs, TreadleError, Usage
+from treadle.engine.engine import Engine, EngineConfig
+from treadle.engine.interfaces import check_request
+from treadle.engine.load import LoadConfig, load_runner
+from treadle.text.chat import ChatTemplate
+from treadle.text.detokenizer import Detokenizer
+from treadle.text.tokenizer import Tokenizer
+from treadle.weights.gguf import open_gguf
+
+Message = Mapping[str, Any]
+
+
+@dataclass(kw_only=True)
+class Completion:
+    """The continuation of one prompt."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    usage: Usage = field(default_factory=Usage)
+    timing: Timing = field(default_factory=Timing)
+
+
+class _Job:
+    """One request under way: its engine id, its text so far, its result."""
+
+    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+        self.request = request
+        self.result = Completion(logprobs=None if request.params.logprobs is None else [])
+        self._text = Detokenizer(tokenizer, request.params.stop)
+
+    def take(self, output: Output) -> str:
+        """New text of this output. ``result.finish_reason`` is set once the job is done."""
+        result = self.result
+        result.token_ids += output.token_ids
+        if result.logprobs is not None and output.logprobs:
+            result.logprobs += output.logprobs
+        piece = self._text.push(output.token_ids)
+        reason = output.finish_reason
+        if reason is not None:
+            if reason == "error":
+                raise TreadleError(output.error or "the engine failed")
+            piece += self._text.finish()
+            result.usage = output.usage or result.usage
+            result.timing = output.timing or result.timing
+        result.finish_reason = "stop" if self._text.stopped is not None else reason
+        result.text += piece
+        return piece
+
+
+class LLM:
+    """A model that generates in this process. Use it as a context manager, or call ``close``.
+
+    model: a .gguf file or a name that `treadle list` shows; None: the built-in SmolLM2-135M-Instruct.
+    threads: worker threads; None: one per physical core that this process may use.
+    context: tokens of prompt and answer together; None: what the model was trained for, at most 32768.
+
+    Raises TreadleError when the model cannot be found, read or held in memory. Not thread-safe.
+    """
+
+    def __init__(self, model: str | None = None, threads: int | None = None, context: int | None = None) -> None:
+        path = hub.resolve(model)
+        self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
+        self._runner = load_runner(LoadConfig(path=str(path), threads=threads, context=context))
+        self._engine: Engine | None = Engine(self._runner, EngineConfig())
+        self._template: ChatTemplate | None = None
+        self._ids = itertools.count()
+
+    def generate(
+        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Continue each prompt, a text or a list of token ids, all as one continuous batch.
+
+        Texts are encoded without control tokens and start with the model's beginning-of-text token where it has one.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        ids = [
+            self._tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
+            for prompt in prompts
+        ]
+        jobs = [_Job(self._tokenizer, self._request(prompt, params or SamplingParams())) for prompt in ids]
+        for _ in self._run(jobs):
+            pass
+        return [job.result for job in jobs]
+
+    @overload
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: Literal[False] = False
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: Literal[True]
+    ) -> Iterator[str]: ...
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: bool = False
+    ) -> Completion | Iterator[str]:
+        """Answer a conversation of ``{"role": …, "content": …}`` messages, by the model's own chat template.
+
+        With ``stream`` the answer comes in pieces of text; closing the iterator stops the model.
+        """
+        if self._template is None:
+            self._template = ChatTemplate(self._tokenizer)
+        prompt = self._template.render(list(messages))
+        job = _Job(self._tokenizer, self._request(prompt.ids, params or SamplingParams(max_tokens=None)))
+        if stream:
+            return (piece for piece in self._run([job]) if piece)
+        for _ in self._run([job]):
+            pass
+        return job.result
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits after every token, float32 [tokens, vocab]; for evaluation."""
+        engine, runner = self._open(), self._runner
+        request = Request(id="", prompt_ids=list(token_ids), params=SamplingParams())
+        check_request(request, runner.context + 1, runner.vocab_size)
+        ids = np.asarray(token_ids, np.int32)
+        out = np.empty((len(ids), runner.vocab_size), np.float32)
+        with engine.lend(len(ids)) as slot:
+            for past in range(0, len(ids), runner.max_sequences):  # as many wanted rows as a step may have
+                part = ids[past : past + runner.max_sequences]
+                rows = np.arange(len(part), dtype=np.int32)
+                counts = (np.array([n], np.int32) for n in (len(part), past, slot))
+                runner.run(part, *counts, rows)
+                out[past : past + len(part)] = runner.logits
+        return out
+
+    def close(self) -> None:
+        """Free the memory. The object cannot be used afterwards."""
+        self._engine = None
+        del self._runner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Engine:
+        if self._engine is None:
+            raise TreadleError("this LLM is closed; create another one")
+        return self._engine
+
+    def _request(self, ids: list[int], params: SamplingParams) -> Request:
+        return Request(id=str(next(self._ids)), prompt_ids=ids, params=params)
+
+    def _run(self, jobs: Sequence[_Job]) -> Iterator[str]:
+        """Steps the engine until the jobs are done; yields the text of every output."""
+        engine = self._open()
+        open_jobs = {job.request.id: job for job in jobs}
+        try:
+            for job in jobs:
+                engine.add(job.request)
+            while open_jobs:
+                for output in engine.step():
+                    job = open_jobs.get(output.id)
+                    if job is None:
+                        continue
+                    yield job.take(output)
+                    if output.finish_reason is not None:
+                        del open_jobs[output.id]
+                    elif job.result.finish_reason is not None:
+                        engine.cancel(output.id)  # a stop string; the last output brings the counts
+        finally:
+            for id in open_jobs:
+                engine.cancel(id)
