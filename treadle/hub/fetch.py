@@ -14,7 +14,6 @@ from treadle.hub.store import Progress, beside, check_space
 
 TRIES = 5  # in a row without a byte of progress
 _PAUSE = 0.5  # seconds before the second try, doubled for each further one
-_CHUNK = 2**20
 
 
 def fetch(source: Source, part: Path, progress: Progress) -> str | None:
@@ -67,7 +66,7 @@ def _attempt(client: httpx2.Client, source: Source, part: Path, progress: Progre
             tag_file.write_text("" if tag.startswith("W/") else tag)  # weak: does not promise equal bytes
         with part.open("ab" if have else "wb") as target:
             progress(have, total)
-            for chunk in response.iter_raw(_CHUNK):
+            for chunk in response.iter_raw():
                 target.write(chunk)
                 have += len(chunk)
                 progress(have, total)
