@@ -14,30 +14,26 @@ namespace {
 
 uint64_t sum(Bytes bytes) { return std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}); }
 
-uint64_t read_everything(const Contents &contents) {
+uint64_t read_everything(const Contents& contents) {
     uint64_t total = 0;
-    for (const Entry &entry : contents.metadata) {
+    for (const Entry& entry : contents.metadata) {
         total += entry.key.size() + sum(entry.value.bytes);
-        if (entry.value.element != Kind::string)
-            continue;
+        if (entry.value.element != Kind::string) continue;
         Bytes rest = entry.value.bytes;
-        for (uint64_t i = 0; i < entry.value.count; ++i)
-            total += valid_utf8(next_string(rest));
-        if (!rest.empty())
-            std::abort(); // the strings must fill the value exactly
+        for (uint64_t i = 0; i < entry.value.count; ++i) total += valid_utf8(next_string(rest));
+        if (!rest.empty()) std::abort();  // the strings must fill the value exactly
     }
-    for (const Tensor &tensor : contents.tensors)
-        total += sum(tensor.data);
+    for (const Tensor& tensor : contents.tensors) total += sum(tensor.data);
     return total;
 }
 
-} // namespace
+}  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {
         volatile uint64_t total = read_everything(parse({data, size}, "input"));
         (void)total;
-    } catch (const Error &) {
+    } catch (const Error&) {
     }
     return 0;
 }

@@ -13,7 +13,7 @@
 
 #include "gguf/gguf.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace {
 
@@ -38,32 +38,29 @@ void mutate(Bytes bytes) {
         const size_t end = std::min(copy.size(), at + 1 + random() % 8);
         const bool random_bytes = random() % 2;
         const uint8_t edge = kEdges[random() % std::size(kEdges)];
-        for (size_t k = at; k < end; ++k)
-            copy[k] = random_bytes ? static_cast<uint8_t>(random()) : edge;
+        for (size_t k = at; k < end; ++k) copy[k] = random_bytes ? static_cast<uint8_t>(random()) : edge;
         feed(copy);
     }
 }
 
-} // namespace
+}  // namespace
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         try {
             const treadle::gguf::Model model{argv[i]};
             std::printf("%s: ok\n", argv[i]);
-        } catch (const treadle::gguf::Error &error) {
+        } catch (const treadle::gguf::Error& error) {
             std::printf("%s\n", error.what());
         }
         try {
             const treadle::gguf::Mapping mapping{argv[i]};
             const Bytes all = mapping.bytes();
             const Bytes header = all.first(std::min(all.size(), kHeader));
-            for (size_t length = 0; length < header.size(); ++length)
-                feed(all.first(length));
-            if (!all.empty())
-                feed(all.first(all.size() - 1));
+            for (size_t length = 0; length < header.size(); ++length) feed(all.first(length));
+            if (!all.empty()) feed(all.first(all.size() - 1));
             mutate(header);
-        } catch (const treadle::gguf::Error &) { // printed above
+        } catch (const treadle::gguf::Error&) {  // printed above
         }
     }
     return 0;

@@ -12,11 +12,12 @@ static_assert(std::endian::native == std::endian::little, "numbers are read as t
 namespace {
 
 constexpr uint32_t kMaxDims = 4;
-constexpr uint64_t kMaxKey = 65535; // bytes; GGUF specification
-constexpr uint64_t kMaxName = 64;   // bytes; GGUF specification
+constexpr uint64_t kMaxKey = 65535;  // bytes; GGUF specification
+constexpr uint64_t kMaxName = 64;    // bytes; GGUF specification
 constexpr uint64_t kMaxAlignment = uint64_t{1} << 20;
-constexpr uint64_t kMinEntry = 8 + 1 + 4 + 1;          // key length, key, kind, value
-constexpr uint64_t kMinTensor = 8 + 1 + 4 + 8 + 4 + 8; // name length, name, dims, one dimension, type, offset
+constexpr uint64_t kMinEntry = 8 + 1 + 4 + 1;  // key length, key, kind, value
+constexpr uint64_t kMinTensor =
+    8 + 1 + 4 + 8 + 4 + 8;  // name length, name, dims, one dimension, type, offset
 
 constexpr TensorType kTensorTypes[] = {
     {0, "F32", 1, 4},       {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},    {3, "Q4_1", 32, 20},
@@ -28,7 +29,7 @@ constexpr TensorType kTensorTypes[] = {
 
 struct KindInfo {
     std::string_view name;
-    uint64_t size; // bytes of a number; 0: not a number
+    uint64_t size;  // bytes of a number; 0: not a number
 };
 
 constexpr KindInfo kKinds[] = {
@@ -66,12 +67,12 @@ public:
     }
 
 private:
-    [[noreturn]] void fail(const std::string &what) const { throw Error(std::string(name_) + ": " + what); }
+    [[noreturn]] void fail(const std::string& what) const { throw Error(std::string(name_) + ": " + what); }
 
     uint64_t left() const { return file_.size() - at_; }
 
     // For `count` things of at least `bytes` each that do not fit into what is left.
-    [[noreturn]] void truncated(uint64_t count, uint64_t bytes, const std::string &what) const {
+    [[noreturn]] void truncated(uint64_t count, uint64_t bytes, const std::string& what) const {
         uint64_t end = 0;
         if (__builtin_mul_overflow(count, bytes, &end) || __builtin_add_overflow(end, at_, &end))
             end = UINT64_MAX;
@@ -79,40 +80,37 @@ private:
              " (" + what + ")");
     }
 
-    Bytes take(uint64_t bytes, const std::string &what) {
-        if (bytes > left())
-            truncated(1, bytes, "reading " + what);
+    Bytes take(uint64_t bytes, const std::string& what) {
+        if (bytes > left()) truncated(1, bytes, "reading " + what);
         const Bytes taken = file_.subspan(at_, bytes);
         at_ += bytes;
         return taken;
     }
 
-    template <class T> T read(const std::string &what) {
+    template <class T>
+    T read(const std::string& what) {
         T value;
         std::memcpy(&value, take(sizeof(T), what).data(), sizeof(T));
         return value;
     }
 
-    std::string_view read_string(const std::string &what) {
+    std::string_view read_string(const std::string& what) {
         const auto length = read<uint64_t>(what);
-        if (length > left())
-            truncated(length, 1, "length of " + what + " is " + number(length));
+        if (length > left()) truncated(length, 1, "length of " + what + " is " + number(length));
         const Bytes text = take(length, what);
-        return {reinterpret_cast<const char *>(text.data()), text.size()};
+        return {reinterpret_cast<const char*>(text.data()), text.size()};
     }
 
     void header() {
-        if (file_.empty())
-            fail("the file is empty (0 bytes); a GGUF file has at least 24");
+        if (file_.empty()) fail("the file is empty (0 bytes); a GGUF file has at least 24");
         const Bytes magic = take(4, "the magic");
         if (std::memcmp(magic.data(), "GGUF", 4) != 0) {
             fail("not a GGUF file: it starts with " +
-                 quoted({reinterpret_cast<const char *>(magic.data()), magic.size()}) + ", not 'GGUF'");
+                 quoted({reinterpret_cast<const char*>(magic.data()), magic.size()}) + ", not 'GGUF'");
         }
         contents_.version = read<uint32_t>("the version");
         if (contents_.version != 2 && contents_.version != 3) {
-            if ((contents_.version & 0xFFFF) == 0)
-                fail("big-endian GGUF files are not supported");
+            if ((contents_.version & 0xFFFF) == 0) fail("big-endian GGUF files are not supported");
             fail("GGUF version " + number(contents_.version) + " is not supported; supported are 2 and 3");
         }
         tensor_count_ = read<uint64_t>("tensor_count");
@@ -121,7 +119,7 @@ private:
         check_count("tensor_count", tensor_count_, kMinTensor);
     }
 
-    void check_count(const char *field, uint64_t count, uint64_t bytes_each) const {
+    void check_count(const char* field, uint64_t count, uint64_t bytes_each) const {
         if (count > left() / bytes_each)
             truncated(count, bytes_each, std::string(field) + " is " + number(count));
     }
@@ -130,8 +128,7 @@ private:
         std::unordered_set<std::string_view> keys;
         for (uint64_t i = 0; i < entry_count_; ++i) {
             const std::string_view key = read_string("metadata key " + number(i));
-            if (key.empty())
-                fail("metadata key " + number(i) + " is empty");
+            if (key.empty()) fail("metadata key " + number(i) + " is empty");
             if (key.size() > kMaxKey) {
                 fail("metadata key " + number(i) + " has " + number(key.size()) + " bytes; at most " +
                      number(kMaxKey) + " are allowed");
@@ -139,13 +136,12 @@ private:
             if (!std::ranges::all_of(key, [](char c) { return c >= ' ' && c <= '~'; })) {
                 fail("metadata key " + number(i) + " " + quoted(key) + " is not printable ASCII");
             }
-            if (!keys.insert(key).second)
-                fail("metadata key " + quoted(key) + " appears twice");
+            if (!keys.insert(key).second) fail("metadata key " + quoted(key) + " appears twice");
             contents_.metadata.push_back({key, value(key)});
         }
     }
 
-    Kind kind(const std::string &what) {
+    Kind kind(const std::string& what) {
         const auto id = read<uint32_t>("the type of " + what);
         if (id >= std::size(kKinds)) {
             fail("type of " + what + " is " + number(id) + "; allowed are 0 (uint8) to 12 (float64)");
@@ -160,15 +156,14 @@ private:
         value.count = 1;
         if (value.kind == Kind::array) {
             value.element = kind("the elements of " + what);
-            if (value.element == Kind::array)
-                fail(what + " is an array of arrays, which is not supported");
+            if (value.element == Kind::array) fail(what + " is an array of arrays, which is not supported");
             value.count = read<uint64_t>("the length of " + what);
         }
         value.bytes = value.element == Kind::string ? strings(value.count, what) : numbers(value, what);
         return value;
     }
 
-    Bytes numbers(const Value &value, const std::string &what) {
+    Bytes numbers(const Value& value, const std::string& what) {
         const uint64_t size = kKinds[static_cast<uint32_t>(value.element)].size;
         if (value.count > left() / size) {
             truncated(value.count, size, "length of " + what + " is " + number(value.count));
@@ -176,26 +171,22 @@ private:
         const Bytes bytes = take(value.count * size, what);
         if (value.element == Kind::boolean) {
             for (const uint8_t b : bytes) {
-                if (b > 1)
-                    fail(what + " is a bool of value " + number(b) + "; allowed are 0 and 1");
+                if (b > 1) fail(what + " is a bool of value " + number(b) + "; allowed are 0 and 1");
             }
         }
         return bytes;
     }
 
-    Bytes strings(uint64_t count, const std::string &what) {
-        if (count > left() / 8)
-            truncated(count, 8, "length of " + what + " is " + number(count));
+    Bytes strings(uint64_t count, const std::string& what) {
+        if (count > left() / 8) truncated(count, 8, "length of " + what + " is " + number(count));
         const uint64_t start = at_;
-        for (uint64_t i = 0; i < count; ++i)
-            read_string(what);
+        for (uint64_t i = 0; i < count; ++i) read_string(what);
         return file_.subspan(start, at_ - start);
     }
 
     uint64_t alignment() const {
-        const Value *value = contents_.find("general.alignment");
-        if (!value)
-            return 32;
+        const Value* value = contents_.find("general.alignment");
+        if (!value) return 32;
         if (value->kind != Kind::u32) {
             fail("general.alignment is of type " + std::string(kind_name(value->kind)) + "; expected uint32");
         }
@@ -215,8 +206,7 @@ private:
         for (uint64_t i = 0; i < tensor_count_; ++i) {
             contents_.tensors.push_back(tensor_shape(i));
             const std::string_view name = contents_.tensors.back().name;
-            if (!names.insert(name).second)
-                fail("tensor " + quoted(name) + " appears twice");
+            if (!names.insert(name).second) fail("tensor " + quoted(name) + " appears twice");
             offsets.push_back(read<uint64_t>("the offset of tensor " + quoted(name)));
             if (offsets.back() % align != 0) {
                 fail("offset of tensor " + quoted(name) + " is " + number(offsets.back()) +
@@ -224,8 +214,7 @@ private:
             }
         }
         const uint64_t data_start = at_ + (align - at_ % align) % align;
-        for (size_t i = 0; i < offsets.size(); ++i)
-            place(contents_.tensors[i], data_start, offsets[i]);
+        for (size_t i = 0; i < offsets.size(); ++i) place(contents_.tensors[i], data_start, offsets[i]);
         check_overlaps();
     }
 
@@ -234,8 +223,7 @@ private:
         Tensor t{};
         t.name = read_string("the name of tensor " + number(i));
         const std::string what = "tensor " + quoted(t.name);
-        if (t.name.empty())
-            fail("name of tensor " + number(i) + " is empty");
+        if (t.name.empty()) fail("name of tensor " + number(i) + " is empty");
         if (t.name.size() > kMaxName) {
             fail(what + " has a name of " + number(t.name.size()) + " bytes; at most " + number(kMaxName) +
                  " are allowed");
@@ -251,8 +239,7 @@ private:
         t.ne.fill(1);
         for (uint32_t d = 0; d < dims; ++d) {
             t.ne[d] = read<uint64_t>("dimension " + number(d) + " of " + what);
-            if (t.ne[d] == 0)
-                fail(what + " has size 0 in dimension " + number(d) + "; expected at least 1");
+            if (t.ne[d] == 0) fail(what + " has size 0 in dimension " + number(d) + "; expected at least 1");
         }
         t.type = tensor_type(what);
         if (t.ne[0] % t.type->block != 0) {
@@ -262,31 +249,29 @@ private:
         return t;
     }
 
-    const TensorType *tensor_type(const std::string &what) {
+    const TensorType* tensor_type(const std::string& what) {
         const auto id = read<uint32_t>("the type of " + what);
         std::string known;
-        for (const TensorType &type : kTensorTypes) {
-            if (type.id == id)
-                return &type;
+        for (const TensorType& type : kTensorTypes) {
+            if (type.id == id) return &type;
             known += (known.empty() ? "" : " ") + std::string(type.name);
         }
         fail(what + " has type number " + number(id) + ", which is not supported; supported are " + known);
     }
 
-    uint64_t byte_size(const Tensor &t) const {
+    uint64_t byte_size(const Tensor& t) const {
         uint64_t bytes = t.ne[0] / t.type->block;
         for (const uint64_t factor : {uint64_t{t.type->bytes}, t.ne[1], t.ne[2], t.ne[3]}) {
             if (__builtin_mul_overflow(bytes, factor, &bytes)) {
                 std::string shape = number(t.ne[0]);
-                for (int d = 1; d < t.dims; ++d)
-                    shape += " x " + number(t.ne[d]);
+                for (int d = 1; d < t.dims; ++d) shape += " x " + number(t.ne[d]);
                 fail("tensor " + quoted(t.name) + " of shape " + shape + " is larger than 2^64 bytes");
             }
         }
         return bytes;
     }
 
-    void place(Tensor &t, uint64_t data_start, uint64_t offset) const {
+    void place(Tensor& t, uint64_t data_start, uint64_t offset) const {
         const uint64_t bytes = byte_size(t);
         uint64_t start = 0, end = 0;
         if (__builtin_add_overflow(data_start, offset, &start) ||
@@ -303,10 +288,9 @@ private:
     }
 
     void check_overlaps() const {
-        std::vector<const Tensor *> order;
-        for (const Tensor &t : contents_.tensors)
-            order.push_back(&t);
-        std::ranges::sort(order, {}, [](const Tensor *t) { return t->data.data(); });
+        std::vector<const Tensor*> order;
+        for (const Tensor& t : contents_.tensors) order.push_back(&t);
+        std::ranges::sort(order, {}, [](const Tensor* t) { return t->data.data(); });
         for (size_t i = 1; i < order.size(); ++i) {
             const Bytes before = order[i - 1]->data;
             if (before.data() + before.size() > order[i]->data.data()) {
@@ -324,25 +308,25 @@ private:
     Contents contents_;
 };
 
-} // namespace
+}  // namespace
 
 std::span<const TensorType> tensor_types() { return kTensorTypes; }
 
 std::string_view kind_name(Kind kind) { return kKinds[static_cast<uint32_t>(kind)].name; }
 
-const Value *Contents::find(std::string_view key) const {
+const Value* Contents::find(std::string_view key) const {
     const auto entry = std::ranges::find(metadata, key, &Entry::key);
     return entry == metadata.end() ? nullptr : &entry->value;
 }
 
 Contents parse(Bytes file, std::string_view name) { return Parser(file, name).run(); }
 
-std::string_view next_string(Bytes &bytes) {
+std::string_view next_string(Bytes& bytes) {
     uint64_t length;
     std::memcpy(&length, bytes.data(), sizeof(length));
     const Bytes text = bytes.subspan(sizeof(length), length);
     bytes = bytes.subspan(sizeof(length) + length);
-    return {reinterpret_cast<const char *>(text.data()), text.size()};
+    return {reinterpret_cast<const char*>(text.data()), text.size()};
 }
 
 // Table 3-7 of the Unicode standard: no overlong forms, no surrogates, nothing above U+10FFFF.
@@ -355,18 +339,16 @@ bool valid_utf8(std::string_view text) {
                          : lead < 0xF0 ? 2
                          : lead < 0xF5 ? 3
                                        : -1;
-        if (more < 0 || static_cast<size_t>(more) >= text.size() - i)
-            return false;
+        if (more < 0 || static_cast<size_t>(more) >= text.size() - i) return false;
         for (int k = 1; k <= more; ++k) {
             const auto byte = static_cast<uint8_t>(text[i + k]);
             const uint8_t low = k > 1 ? 0x80 : lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
             const uint8_t high = k > 1 ? 0xBF : lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-            if (byte < low || byte > high)
-                return false;
+            if (byte < low || byte > high) return false;
         }
         i += 1 + more;
     }
     return true;
 }
 
-} // namespace treadle::gguf
+}  // namespace treadle::gguf

@@ -30,8 +30,8 @@ public:
 struct TensorType {
     uint32_t id;
     std::string_view name;
-    uint32_t block; // values per block
-    uint32_t bytes; // bytes per block
+    uint32_t block;  // values per block
+    uint32_t bytes;  // bytes per block
 };
 
 std::span<const TensorType> tensor_types();
@@ -44,21 +44,21 @@ std::string_view kind_name(Kind kind);
 // A metadata value, still in the file's bytes.
 struct Value {
     Kind kind;
-    Kind element;   // of an array; else equal to kind
-    uint64_t count; // elements of an array; else 1
-    Bytes bytes;    // numbers packed without alignment; strings each with its 64-bit length before it
+    Kind element;    // of an array; else equal to kind
+    uint64_t count;  // elements of an array; else 1
+    Bytes bytes;     // numbers packed without alignment; strings each with its 64-bit length before it
 };
 
 struct Entry {
-    std::string_view key; // in the file's bytes; ASCII without control characters
+    std::string_view key;  // in the file's bytes; ASCII without control characters
     Value value;
 };
 
 struct Tensor {
-    std::string_view name; // in the file's bytes; UTF-8 without control characters
-    const TensorType *type;
-    int dims;                   // 1..4
-    std::array<uint64_t, 4> ne; // the contiguous dimension first; 1 beyond dims
+    std::string_view name;  // in the file's bytes; UTF-8 without control characters
+    const TensorType* type;
+    int dims;                    // 1..4
+    std::array<uint64_t, 4> ne;  // the contiguous dimension first; 1 beyond dims
     Bytes data;
 };
 
@@ -68,7 +68,7 @@ struct Contents {
     std::vector<Entry> metadata;
     std::vector<Tensor> tensors;
 
-    const Value *find(std::string_view key) const;
+    const Value* find(std::string_view key) const;
 };
 
 // `name` stands for the file in errors. Throws Error.
@@ -77,10 +77,11 @@ Contents parse(Bytes file, std::string_view name);
 bool valid_utf8(std::string_view text);
 
 // Takes the next string off the front of a checked Value's bytes.
-std::string_view next_string(Bytes &bytes);
+std::string_view next_string(Bytes& bytes);
 
 // The number in a checked scalar Value.
-template <class T> T scalar(const Value &value) {
+template <class T>
+T scalar(const Value& value) {
     T number;
     __builtin_memcpy(&number, value.bytes.data(), sizeof(T));
     return number;
@@ -89,10 +90,10 @@ template <class T> T scalar(const Value &value) {
 // A whole file, mapped read-only. The file must not shrink while it is mapped.
 class Mapping {
 public:
-    explicit Mapping(const std::filesystem::path &path); // throws Error
+    explicit Mapping(const std::filesystem::path& path);  // throws Error
     ~Mapping();
-    Mapping(Mapping &&other) noexcept;
-    Mapping &operator=(Mapping &&) = delete;
+    Mapping(Mapping&& other) noexcept;
+    Mapping& operator=(Mapping&&) = delete;
 
     Bytes bytes() const { return bytes_; }
 
@@ -103,17 +104,17 @@ private:
 // A model of one file, or of all files `NAME-00001-of-0000N.gguf` when `path` is the first of them.
 class Model {
 public:
-    explicit Model(const std::filesystem::path &path); // throws Error
+    explicit Model(const std::filesystem::path& path);  // throws Error
 
-    const std::vector<Entry> &metadata() const { return first_.metadata; }
-    const std::vector<Tensor> &tensors() const { return tensors_; }
+    const std::vector<Entry>& metadata() const { return first_.metadata; }
+    const std::vector<Tensor>& tensors() const { return tensors_; }
 
 private:
-    void add_splits(const std::filesystem::path &first, uint64_t count);
+    void add_splits(const std::filesystem::path& first, uint64_t count);
 
     std::vector<Mapping> mappings_;
-    Contents first_; // its metadata describes the whole model
+    Contents first_;  // its metadata describes the whole model
     std::vector<Tensor> tensors_;
 };
 
-} // namespace treadle::gguf
+}  // namespace treadle::gguf
