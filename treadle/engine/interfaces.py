@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Items
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +46,9 @@ class StepRunner(Protocol):
         """
         ...
 
-    def sample(self, rows: Items[int], states: Items[SamplerState], /) -> SampleResult:
-        """Choose one token per state; state i reads row ``rows[i]`` (0..R-1) of the last run's logits.
+    def sample(self, rows: Items[int], states: Items[Any], /) -> SampleResult:
+        """Choose one token per state (of those that ``new_state`` made); state i reads row ``rows[i]``
+        (0..R-1) of the last run's logits.
 
         A ValueError with an attribute ``picks`` (indices into ``states``) says that for these nothing is left
         to choose; the others may then be sampled again.
