@@ -194,3 +194,15 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 def test_half_a_surrogate_pair_is_refused(smol: Tokenizer) -> None:
     with pytest.raises(TreadleError, match="surrogate"):
         smol.encode("\ud83d")
+
+
+def test_merges_cannot_make_a_control_token(smol_metadata: dict[str, Any]) -> None:
+    tokens = [*smol_metadata["tokenizer.ggml.tokens"][:-1], "qz"]
+    kinds = [*smol_metadata["tokenizer.ggml.token_type"][:-1], 3]
+    changed = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": ["q z", "h e"],
+    }
+    ours = Tokenizer.from_gguf(smol_metadata | changed)
+    assert len(tokens) - 1 not in ours.encode("qz") and ours.encode("qz", specials=True) == [len(tokens) - 1]

@@ -141,24 +141,34 @@ def _tokens(fields: _Fields) -> list[str]:
 
 
 def _byte_level(fields: _Fields, plain: dict[str, int], tokens: list[str], whole_words: bool) -> models.BPE:
-    merges: list[tuple[str, str]] = []
-    known: set[str] | None = None
-    for index, line in enumerate(fields.strings("merges")):
-        pair = tuple(line.split(" ")) if isinstance(line, str) else ()
-        if len(pair) != 2:
+    lines = fields.strings("merges")
+    split: list[Any] = [tuple(line.split(" ")) if isinstance(line, str) else () for line in lines]
+    if set(map(len, split)) <= {2}:
+        merges: list[tuple[str, str]] = split
+        try:
+            return models.BPE(vocab=plain, merges=merges, ignore_merges=whole_words)
+        except Exception:  # the library's plain Exception for a merge of unknown tokens, found below
+            merges = _known_merges(lines, merges, plain, set(tokens))
+            return models.BPE(vocab=plain, merges=merges, ignore_merges=whole_words)
+    index = next(index for index, merge in enumerate(split) if len(merge) != 2)
+    found = lines[index][:80]
+    raise TreadleError(f"tokenizer.ggml.merges: entry {index} is not two tokens with a space: {found!r}")
+
+
+def _known_merges(
+    lines: list[Any], merges: list[tuple[str, str]], plain: dict[str, int], tokens: set[str]
+) -> list[tuple[str, str]]:
+    """Merges without those that make or use control tokens, which the encoder of plain text does not know."""
+    known = []
+    for index, (left, right) in enumerate(merges):
+        if not {left, right, left + right} <= tokens:
+            found = lines[index][:80]
             raise TreadleError(
-                f"tokenizer.ggml.merges: entry {index} is not two tokens with a space: {line[:80]!r}"
+                f"tokenizer.ggml.merges: entry {index} names tokens that do not exist: {found!r}"
             )
-        left, right = pair
         if left in plain and right in plain and left + right in plain:
-            merges.append((left, right))
-            continue
-        known = known or set(tokens)
-        if not {left, right, left + right} <= known:
-            raise TreadleError(
-                f"tokenizer.ggml.merges: entry {index} names tokens that do not exist: {line[:80]!r}"
-            )
-    return models.BPE(vocab=plain, merges=merges, ignore_merges=whole_words)
+            known.append((left, right))
+    return known
 
 
 def _sentencepiece(
