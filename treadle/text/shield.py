@@ -37,14 +37,11 @@ class Shield:
         self._whole = re.compile(
             "|".join(map(re.escape, sorted(self._spellings, key=len, reverse=True))) or "(?!)"
         )
-        self.touched = False
 
     def cover(self, value: Any) -> Any:
         """The same value with every string in it, keys included, made harmless."""
         if isinstance(value, str):
-            covered = self._text(value)
-            self.touched |= covered != value
-            return covered
+            return self._text(value)
         if isinstance(value, dict):
             return {self.cover(key): self.cover(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
