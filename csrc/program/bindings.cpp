@@ -57,8 +57,9 @@ using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu
 // x [m][k] through one matrix, alone: for tests and benchmarks.
 class LinearProbe {
 public:
-    LinearProbe(std::shared_ptr<Pool> pool, const std::string& isa, std::shared_ptr<Matrix> matrix, int64_t rows)
-        : program_(std::move(pool), parse_isa(isa), {rows, 1, 1}) {
+    LinearProbe(std::shared_ptr<Pool> pool, const std::string& isa, std::shared_ptr<Matrix> matrix, int64_t rows,
+                bool two_bytes)
+        : program_(std::move(pool), parse_isa(isa), {rows, 1, 1}, two_bytes) {
         x_ = program_.buffer(matrix->cols, false);
         y_ = program_.buffer(matrix->rows, false);
         program_.linear(x_, {std::move(matrix)}, {}, -1, y_);
@@ -88,8 +89,8 @@ private:
 };
 
 nb::ndarray<nb::numpy, float> linear(std::shared_ptr<Pool> pool, const std::string& isa,
-                                     std::shared_ptr<Matrix> matrix, const Rows& x) {
-    LinearProbe probe(std::move(pool), isa, std::move(matrix), static_cast<int64_t>(x.shape(0)));
+                                     std::shared_ptr<Matrix> matrix, const Rows& x, bool two_bytes) {
+    LinearProbe probe(std::move(pool), isa, std::move(matrix), static_cast<int64_t>(x.shape(0)), two_bytes);
     probe.set(x);
     {
         const nb::gil_scoped_release release;
@@ -106,7 +107,7 @@ nb::ndarray<nb::numpy, float> linear(std::shared_ptr<Pool> pool, const std::stri
 // Seconds per call, over at least `seconds` of calls.
 double bench_linear(std::shared_ptr<Pool> pool, std::shared_ptr<Matrix> matrix, int64_t rows, double seconds) {
     const nb::gil_scoped_release release;
-    LinearProbe probe(std::move(pool), std::string(isa_name(select_isa())), std::move(matrix), rows);
+    LinearProbe probe(std::move(pool), std::string(isa_name(select_isa())), std::move(matrix), rows, false);
     probe.run();
     const auto start = std::chrono::steady_clock::now();
     for (int64_t calls = 1;; ++calls) {
@@ -213,15 +214,15 @@ void bind_program(nb::module_& m) {
         .def_prop_ro("format", [](const Matrix& matrix) { return std::string(info(matrix.format).name); })
         .def_prop_ro("nbytes", [](const Matrix& matrix) { return matrix.panels() * matrix.stride(); });
     m.def("pack", &pack_matrix, "pool"_a, "format"_a, "data"_a, "rows"_a, "cols"_a);
-    m.def("linear", &linear, "pool"_a, "isa"_a, "matrix"_a, "x"_a);
+    m.def("linear", &linear, "pool"_a, "isa"_a, "matrix"_a, "x"_a, "two_bytes"_a = false);
     m.def("bench_linear", &bench_linear, "pool"_a, "matrix"_a, "rows"_a, "seconds"_a);
     nb::class_<Program>(m, "Program")
         .def("__init__",
              [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa, int64_t max_tokens,
-                int64_t max_logits, int64_t blocks) {
-                 new (self) Program(std::move(pool), parse_isa(isa), {max_tokens, max_logits, blocks});
+                int64_t max_logits, int64_t blocks, bool two_bytes) {
+                 new (self) Program(std::move(pool), parse_isa(isa), {max_tokens, max_logits, blocks}, two_bytes);
              },
-             "pool"_a, "isa"_a, "max_tokens"_a, "max_logits"_a, "blocks"_a)
+             "pool"_a, "isa"_a, "max_tokens"_a, "max_logits"_a, "blocks"_a, "two_bytes"_a)
         .def("buffer", &Program::buffer, "width"_a, "logits"_a = false)
         .def("embed",
              [](Program& self, const std::string& format, const Raw& table, int64_t rows, int out) {

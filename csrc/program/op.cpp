@@ -18,46 +18,49 @@ void Buffer::need(Form form) {
         if (bf16_.size() == 0) bf16_ = Memory(max_rows_ * stride_ * sizeof(uint16_t));
         return;
     }
-    Int8& int8 = int8_[form == Form::int8_256];
-    if (int8.q.size() != 0) return;
+    Integers& to = integers_[static_cast<int>(form) - 2];
+    if (to.q.size() != 0) return;
     const int64_t groups = max_rows_ * groups32_;
-    int8.q = Memory(max_rows_ * stride_);
-    int8.scale = Memory(groups * sizeof(float));
-    if (form == Form::int8_32) int8.sum = Memory(groups * sizeof(float));
-    int8.neg32 = Memory(groups * sizeof(int32_t));
-    int8.neg16 = Memory(groups * 2 * sizeof(int32_t));
-    int8.words = Memory(groups * sizeof(int16_t));
+    to.q = Memory(max_rows_ * stride_);
+    if (form == Form::two_bytes_32) to.low = Memory(max_rows_ * stride_);
+    to.scale = Memory(groups * sizeof(float));
+    if (form != Form::int8_256) to.sum = Memory(groups * sizeof(float));
+    to.neg32 = Memory(groups * sizeof(int32_t));
+    to.neg16 = Memory(groups * 2 * sizeof(int32_t));
+    to.words = Memory(groups * sizeof(int16_t));
 }
 
 void Buffer::convert(Form form, const RowKernels& kernels, int64_t index, int64_t begin, int64_t end) const {
     const float* x = row(index) + begin;
     if (form == Form::bf16) kernels.to_bf16(x, end - begin, bf16_.as<uint16_t>() + index * stride_ + begin);
     if (form == Form::floats || form == Form::bf16) return;
-    const Int8& int8 = int8_[form == Form::int8_256];
+    const Integers& from = integers(form);
     const int scale_k = form == Form::int8_256 ? 256 : 32;
     const int64_t group = index * groups32_ + begin / 32;
     const QuantisedRow out{
-        .q = int8.q.as<int8_t>() + index * stride_ + begin,
-        .scale = int8.scale.as<float>() + index * groups32_ + begin / scale_k,
-        .sum = form == Form::int8_32 ? int8.sum.as<float>() + group : nullptr,
-        .neg32 = int8.neg32.as<int32_t>() + group,
-        .neg16 = int8.neg16.as<int32_t>() + 2 * group,
-        .words = int8.words.as<int16_t>() + group,
+        .q = from.q.as<int8_t>() + index * stride_ + begin,
+        .low = form == Form::two_bytes_32 ? from.low.as<int8_t>() + index * stride_ + begin : nullptr,
+        .scale = from.scale.as<float>() + index * groups32_ + begin / scale_k,
+        .sum = form != Form::int8_256 ? from.sum.as<float>() + group : nullptr,
+        .neg32 = from.neg32.as<int32_t>() + group,
+        .neg16 = from.neg16.as<int32_t>() + 2 * group,
+        .words = from.words.as<int16_t>() + group,
     };
     kernels.quantise(x, end - begin, scale_k, out);
 }
 
 Quantised Buffer::quantised(Form form, int64_t index) const {
-    const Int8& int8 = int8_[form == Form::int8_256];
+    const Integers& from = integers(form);
     const int64_t group = index * groups32_;
     return {
         .scale_k = form == Form::int8_256 ? 256 : 32,
-        .q = int8.q.as<int8_t>() + index * stride_,
-        .scale = int8.scale.as<float>() + group,
-        .sum = form == Form::int8_32 ? int8.sum.as<float>() + group : nullptr,
-        .neg32 = int8.neg32.as<int32_t>() + group,
-        .neg16 = int8.neg16.as<int32_t>() + 2 * group,
-        .words = int8.words.as<int16_t>() + group,
+        .q = from.q.as<int8_t>() + index * stride_,
+        .low = form == Form::two_bytes_32 ? from.low.as<int8_t>() + index * stride_ : nullptr,
+        .scale = from.scale.as<float>() + group,
+        .sum = form != Form::int8_256 ? from.sum.as<float>() + group : nullptr,
+        .neg32 = from.neg32.as<int32_t>() + group,
+        .neg16 = from.neg16.as<int32_t>() + 2 * group,
+        .words = from.words.as<int16_t>() + group,
         .q_stride = stride_,
         .groups32 = groups32_,
     };

@@ -11,8 +11,7 @@
 namespace treadle {
 
 // The forms of an activation that linear kernels read.
-enum class Form { floats, bf16, int8_32, int8_256 };
-inline constexpr int kForms = 4;
+enum class Form { floats, bf16, int8_32, int8_256, two_bytes_32 };
 
 // Activations [rows][width] in float, and further forms of the same values that were asked for.
 class Buffer {
@@ -34,19 +33,20 @@ public:
     void convert(Form form, const RowKernels& kernels, int64_t row, int64_t begin, int64_t end) const;
 
     const uint16_t* bf16_row(int64_t index) const { return bf16_.as<uint16_t>() + index * stride_; }
-    // The int8 form from row `row` on.
+    // An integer form from row `row` on.
     Quantised quantised(Form form, int64_t row) const;
 
 private:
     // One allocation per array of Quantised.
-    struct Int8 {
-        Memory q, scale, sum, neg32, neg16, words;
+    struct Integers {
+        Memory q, low, scale, sum, neg32, neg16, words;
     };
+    const Integers& integers(Form form) const { return integers_[static_cast<int>(form) - 2]; }
 
     int64_t max_rows_, width_, stride_, groups32_;
     bool logits_;
     Memory floats_, bf16_;
-    Int8 int8_[2];
+    Integers integers_[3];
 };
 
 // A step of the program. Chunks of one operation run in any order on any worker; operations follow one another.

@@ -72,7 +72,8 @@ private:
 // One weight matrix of a linear operation.
 struct LinearPart {
     std::shared_ptr<const Matrix> matrix;
-    LinearKernels kernels;
+    const LinearKernel* tile;  // [rows - 1]
+    int max_rows;
     Form form;
 };
 

@@ -68,7 +68,7 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, float* tile)
     const int64_t rows = range.row_end - range.row_begin;
     std::memset(tile, 0, (range.panel_end - range.panel_begin) * rows * kPanel * sizeof(float));
     // Equal tiles rather than full ones and a rest.
-    const int64_t tiles = (rows + part.kernels.max_rows - 1) / part.kernels.max_rows;
+    const int64_t tiles = (rows + part.max_rows - 1) / part.max_rows;
     const int64_t pass = rows < kManyRows ? matrix.cols : kPassK;
     LinearTile t{};
     t.k = matrix.cols;
@@ -87,7 +87,7 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, float* tile)
                     default: t.a = x_.quantised(part.form, row);
                 }
                 t.out = tile + ((panel - range.panel_begin) * rows + begin) * kPanel;
-                part.kernels.tile[end - begin - 1](t);
+                part.tile[end - begin - 1](t);
             }
         }
     }

@@ -15,8 +15,15 @@ void require(bool condition, const std::string& message) {
 
 }  // namespace
 
-Program::Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits)
-    : pool_(std::move(pool)), isa_(isa), limits_(limits), rows_(row_kernels(isa)), attention_(attention_kernels(isa)) {
+Program::Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes)
+    : pool_(std::move(pool)),
+      isa_(isa),
+      limits_(limits),
+      two_bytes_(two_bytes),
+      rows_(row_kernels(isa)),
+      attention_(attention_kernels(isa)) {
+    for (int format = 0; format < kFormats; ++format)
+        linear_.push_back(linear_kernels(isa, static_cast<Format>(format)));
     require(limits.max_tokens > 0 && limits.max_tokens <= 4096, "max_tokens must be between 1 and 4096");
     require(limits.max_logits > 0 && limits.max_logits <= 4096, "max_logits must be between 1 and 4096");
     require(limits.blocks > 0, "a program needs at least one cache block");
@@ -86,8 +93,11 @@ void Program::rms_norm(int x, std::vector<float> weight, float eps, int out) {
 
 LinearPart Program::part(int x, std::shared_ptr<const Matrix> matrix) {
     buffer_of(x, matrix->cols);
-    LinearPart part{matrix, linear_kernels(isa_, matrix->format), Form::floats};
-    if (part.kernels.bf16_activations)
+    const LinearKernels& kernels = linear_[static_cast<int>(matrix->format)];
+    LinearPart part{matrix, kernels.tile, kernels.max_rows, Form::floats};
+    if (two_bytes_ && kernels.max_two_byte_rows > 0)
+        part = {matrix, kernels.two_byte_tile, kernels.max_two_byte_rows, Form::two_bytes_32};
+    else if (kernels.bf16_activations)
         part.form = Form::bf16;
     else if (!is_float(matrix->format))
         part.form = info(matrix->format).super ? Form::int8_256 : Form::int8_32;

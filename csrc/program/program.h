@@ -26,7 +26,8 @@ struct ProgramLimits {
 
 class Program {
 public:
-    Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits);
+    // `two_bytes`: activations in 15 instead of 8 bits where the weight format allows it.
+    Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes);
 
     // Building. Buffers are named by index. Every function throws std::invalid_argument when shapes do not fit.
     int buffer(int64_t width, bool logits);
@@ -74,6 +75,8 @@ private:
     std::shared_ptr<Pool> pool_;
     Isa isa_;
     ProgramLimits limits_;
+    bool two_bytes_;
+    std::vector<LinearKernels> linear_;  // by format
     RowKernels rows_;
     AttentionKernels attention_;
     std::vector<std::unique_ptr<Buffer>> buffers_;

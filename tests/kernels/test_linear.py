@@ -39,8 +39,8 @@ def decoded(name: str, data: NDArray[np.uint8], rows: int, cols: int) -> Floats:
     return np.asarray(gguf.quants.dequantize(typed.reshape(rows, -1), kind), np.float32).reshape(rows, cols)
 
 
-def rounded_activations(x: Floats, name: str, isa: str) -> NDArray[np.float64]:
-    """What the kernels multiply: int8 per group, bf16, or the floats themselves."""
+def rounded_activations(x: Floats, name: str, isa: str, largest: int = 127) -> NDArray[np.float64]:
+    """What the kernels multiply: integers up to ``largest`` per group, bf16, or the floats themselves."""
     if name == "BF16" and isa == "bf16":
         bits = x.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
@@ -50,7 +50,7 @@ def rounded_activations(x: Floats, name: str, isa: str) -> NDArray[np.float64]:
     out = np.empty(x.shape, np.float64)
     for begin in range(0, x.shape[1], group):
         part = x[:, begin : begin + group]
-        scale = (np.abs(part).max(axis=1, keepdims=True) / np.float32(127)).astype(np.float32)
+        scale = (np.abs(part).max(axis=1, keepdims=True) / np.float32(largest)).astype(np.float32)
         inverse = (np.float32(1) / scale).astype(np.float32)
         out[:, begin : begin + group] = np.rint(part * inverse).astype(np.float64) * scale
     return out
@@ -123,3 +123,19 @@ def test_every_isa_agrees_with_the_reference(pool: _native.Pool, name: str) -> N
 def test_packing_adds_at_most_four_percent(name: str) -> None:
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     assert _native.packed_bytes(name, 64, 1024) <= 1.04 * (64 * 1024 // block * size)
+
+
+@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"])
+@pytest.mark.parametrize("rows", [1, 11])
+def test_activations_of_two_bytes(pool: _native.Pool, name: str, isa: str, rows: int) -> None:
+    n, k = 40, 576
+    data = random_weights(name, n, k)
+    x = np.random.default_rng(6).normal(size=(rows, k)).astype(np.float32)
+    matrix = _native.pack(pool, name, data, n, k)
+    y = _native.linear(pool, isa, matrix, x, two_bytes=True)
+    w = decoded(name, data, n, k).astype(np.float64)
+    np.testing.assert_allclose(y, rounded_activations(x, name, isa, 127 * 128) @ w.T, rtol=1e-4, atol=2e-5)
+    one_byte = np.abs(_native.linear(pool, isa, matrix, x) - x.astype(np.float64) @ w.T).mean()
+    assert np.abs(y - x.astype(np.float64) @ w.T).mean() < one_byte / 50
+    np.testing.assert_array_equal(y.view(np.uint32), _native.linear(pool, "ref", matrix, x, two_bytes=True).view(np.uint32))

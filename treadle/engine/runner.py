@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from treadle.weights.gguf import GgufModelFile
 from treadle.weights.loader import Progress, Weights
 
 GIB = 2**30
+# Models with fewer weights than this feel the rounding of activations to 8 bits (docs/performance.md), and have speed to
+# spare: they get 15 bits where the weight format allows it.
+TWO_BYTES_BELOW = 400_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,14 @@ class Runner:
         self.context = config.context or min(model.context, 32768)
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
         self.num_blocks = cache_blocks(file, model, self.context, config)
-        self._program = _native.Program(self._pool, self.isa, self.max_tokens, self.max_sequences, self.num_blocks)
+        self._program = _native.Program(
+            self._pool,
+            self.isa,
+            self.max_tokens,
+            self.max_sequences,
+            self.num_blocks,
+            two_bytes=sum(math.prod(file.tensor(name).shape) for name in file.tensor_names) < TWO_BYTES_BELOW,
+        )
         graph = Graph(self._program, weights, model)
         graph.rotary(*rotary(weights, model.head_dim))
         build(graph)

@@ -33,6 +33,8 @@ inline constexpr int kMaxTileRows = 12;
 struct LinearKernels {
     int max_rows = 0;
     LinearKernel tile[kMaxTileRows] = {};  // [rows - 1]
+    int max_two_byte_rows = 0;             // 0: the format has no kernels for two-byte activations
+    LinearKernel two_byte_tile[kMaxTileRows] = {};
     bool bf16_activations = false;         // reads x_bf16, not x
 };
 

@@ -1,5 +1,6 @@
 // 32 registers: 12 accumulators, 12 partial sums, the weights of a step and the masks that unpack them.
 #define TREADLE_TILE_ROWS 12
+#define TREADLE_TWO_BYTE_ROWS 8
 #define TREADLE_VNNI
 #define TREADLE_BF16
 

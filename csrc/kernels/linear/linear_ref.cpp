@@ -49,7 +49,8 @@ float int_output(const LinearTile& t, int lane, float out) {
             int dot = 0;
             for (int j = i * f.scale_k; j < (i + 1) * f.scale_k; ++j) {
                 const int code = code_at(f.bits, codes + j / kGroup * group_bytes(kFormat), lane, j % kGroup);
-                dot += (f.codebook ? kCodebook[code] : code - f.offset) * a.q[k + j];
+                const int q = a.low != nullptr ? a.q[k + j] * 128 + a.low[k + j] : a.q[k + j];
+                dot += (f.codebook ? kCodebook[code] : code - f.offset) * q;
             }
             if (f.super) {
                 const uint8_t byte = scales[i * kPanel + lane];
@@ -124,6 +125,10 @@ LinearKernels linear_kernels(Format format) {
     LinearKernels kernels;
     kernels.max_rows = 1;
     kernels.tile[0] = find(format, std::make_integer_sequence<int, kFormats>{});
+    if (!is_float(format) && !info(format).super) {
+        kernels.max_two_byte_rows = 1;
+        kernels.two_byte_tile[0] = kernels.tile[0];
+    }
     return kernels;
 }
 

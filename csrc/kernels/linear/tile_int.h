@@ -86,7 +86,7 @@ inline void sum_minimums(const LinearTile& t, int64_t k, const uint8_t* scales, 
     }
 }
 
-template <Format kFormat, int kRows>
+template <Format kFormat, int kRows, bool kTwoBytes>
 void int_tile(const LinearTile& t) {
     constexpr const FormatInfo& f = info(kFormat);
     constexpr bool kWide = f.bits == 8 || f.codebook;
@@ -106,18 +106,20 @@ void int_tile(const LinearTile& t) {
 
         for (int g = 0; g < groups; ++g) {
             const int64_t group = k / kGroup + g;
-            Int acc[kRows];
+            Int acc[kRows], low[kRows];  // low: of the activations' low bytes
             const auto start = [&](int half) {
                 for (int r = 0; r < kRows; ++r) {
-                    acc[r] = int_zero();
+                    acc[r] = low[r] = int_zero();
                     if constexpr (f.offset != 0) {
                         const int32_t* negative = f.scale_k == 16 ? t.a.neg16 + (r * t.a.groups32 + group) * 2 + half
                                                                   : t.a.neg32 + r * t.a.groups32 + group;
-                        acc[r] = int_shift_left<log2_of(f.offset)>(int_splat(*negative));
+                        (kTwoBytes ? low : acc)[r] = int_shift_left<log2_of(f.offset)>(int_splat(*negative));
                     }
                 }
             };
             const auto finish = [&](int half) {
+                if constexpr (kTwoBytes)
+                    for (int r = 0; r < kRows; ++r) acc[r] = int_add(int_shift_left<7>(acc[r]), low[r]);
                 if constexpr (f.super) {
                     const uint8_t* at = scales + (g * kScalesPerGroup + half) * kPanel;
                     Int scale = f.min ? ints_from_u8(at) : ints_from_i8(at);
@@ -143,8 +145,11 @@ void int_tile(const LinearTile& t) {
                     finish(0);
                     start(1);
                 }
-                for (int r = 0; r < kRows; ++r)
-                    acc[r] = dot_bytes<kWide>(acc[r], weights, t.a.q + r * t.a.q_stride + group * kGroup + s * 4);
+                for (int r = 0; r < kRows; ++r) {
+                    const int64_t at = r * t.a.q_stride + group * kGroup + s * 4;
+                    acc[r] = dot_bytes<kWide>(acc[r], weights, t.a.q + at);
+                    if constexpr (kTwoBytes) low[r] = dot_bytes<kWide>(low[r], weights, t.a.low + at);
+                }
             });
             finish(kScalesPerGroup - 1);
         }

@@ -1,5 +1,6 @@
 // The table of one ISA's kernels. Included by ISA-specific sources inside their namespace, after a SIMD header;
-// TREADLE_TILE_ROWS is the number of rows whose accumulators, partial sums and weights fit the register file.
+// TREADLE_TILE_ROWS is the number of rows whose accumulators, partial sums and weights fit the register file,
+// TREADLE_TWO_BYTE_ROWS the same with two accumulators per row.
 
 #include "kernels/linear/tile_int.h"
 #include "kernels/linear/tile_float.h"
@@ -9,7 +10,7 @@ void any_tile(const LinearTile& t) {
     if constexpr (is_float(kFormat))
         float_tile<kFormat, kRows>(t);
     else
-        int_tile<kFormat, kRows>(t);
+        int_tile<kFormat, kRows, false>(t);
 }
 
 template <Format kFormat>
@@ -19,6 +20,12 @@ LinearKernels format_kernels() {
     [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
         ((kernels.tile[kRow] = any_tile<kFormat, kRow + 1>), ...);
     }(std::make_integer_sequence<int, TREADLE_TILE_ROWS>{});
+    if constexpr (!is_float(kFormat) && !info(kFormat).super) {
+        kernels.max_two_byte_rows = TREADLE_TWO_BYTE_ROWS;
+        [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
+            ((kernels.two_byte_tile[kRow] = int_tile<kFormat, kRow + 1, true>), ...);
+        }(std::make_integer_sequence<int, TREADLE_TWO_BYTE_ROWS>{});
+    }
 #ifdef TREADLE_BF16
     kernels.bf16_activations = kFormat == Format::bf16;
 #endif

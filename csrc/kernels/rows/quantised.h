@@ -1,4 +1,4 @@
-// Activations as int8: the right-hand side of every integer linear kernel.
+// Activations as integers: the right-hand side of every integer linear kernel.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,15 @@ namespace treadle {
 //
 //   q[m][k] = round(x[m][k] / scale[m][k / scale_k]),   scale = max |x| / 127 over the group
 //
+// or, for models that are too small to hide 8-bit rounding, to 15 bits in [-16256, 16256] as two signed bytes:
+//
+//   high[m][k] * 128 + low[m][k] = round(x[m][k] / scale),   scale = max |x| / 16256
+//
 // with the sums that offsets and minimums of the weights multiply. All pointers are to row 0.
 struct Quantised {
     int scale_k;           // 32 or 256: weights without super-scales and with them
-    const int8_t* q;       // [rows][q_stride]
+    const int8_t* q;       // [rows][q_stride]: the 8 bits, or the high byte
+    const int8_t* low;     // [rows][q_stride], null with 8 bits
     const float* scale;    // [rows][groups32], of which the first k / scale_k are used
     const float* sum;      // [rows][groups32], scale * sum of q over 32; only when scale_k is 32
     const int32_t* neg32;  // [rows][groups32], - sum of q over 32

@@ -10,6 +10,7 @@ namespace treadle {
 // Where one row's quantised form goes; the fields are those of Quantised, for one row.
 struct QuantisedRow {
     int8_t* q;
+    int8_t* low;  // null: 8 bits
     float* scale;
     float* sum;  // null unless scale_k is 32
     int32_t* neg32;

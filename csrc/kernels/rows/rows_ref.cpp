@@ -21,13 +21,18 @@ void quantise(const float* x, int64_t n, int scale_k, const QuantisedRow& out) {
         const int64_t end = std::min(begin + scale_k, n);
         float largest = 0;
         for (int64_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(x[i]));
-        const float scale = largest / 127.0f;
+        const float scale = largest / (out.low != nullptr ? 16256.0f : 127.0f);
         const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
         out.scale[begin / scale_k] = scale;
-        for (int64_t i = begin; i < end; ++i) out.q[i] = static_cast<int8_t>(std::lrint(x[i] * inverse));
         for (int64_t i = begin; i < end; i += 16) {
             int sum = 0;
-            for (int64_t j = i; j < i + 16; ++j) sum += out.q[j];
+            for (int64_t j = i; j < i + 16; ++j) {
+                const int q = static_cast<int>(std::lrint(x[j] * inverse));
+                sum += q;
+                const int high = out.low != nullptr ? (q + 64) >> 7 : q;
+                out.q[j] = static_cast<int8_t>(high);
+                if (out.low != nullptr) out.low[j] = static_cast<int8_t>(q - high * 128);
+            }
             out.neg16[i / 16] = -sum;
         }
         for (int64_t g = begin / 32; g < end / 32; ++g) {

@@ -17,19 +17,27 @@ inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     for (; i < n; ++i) out[i] = x[i] * factor * weight[i];
 }
 
+// 16 values, as one byte each or as two that are worth 128 * high + low with low in [-64, 63].
+inline void store_quantised(const QuantisedRow& out, int64_t at, Int q) {
+    if (out.low == nullptr) return store_i8(out.q + at, q);
+    const Int high = int_shift_right_signed<7>(int_add(q, int_splat(64)));
+    store_i8(out.q + at, high);
+    store_i8(out.low + at, int_sub(q, int_shift_left<7>(high)));
+}
+
 inline void quantise(const float* x, int64_t n, int scale_k, const QuantisedRow& out) {
     for (int64_t begin = 0; begin < n; begin += scale_k) {
         const int64_t end = begin + scale_k < n ? begin + scale_k : n;
         Float largest = float_zero();
         for (int64_t i = begin; i < end; i += 16) largest = float_max(largest, float_abs(float_load(x + i)));
-        const float scale = float_max_of(largest) / 127.0f;
+        const float scale = float_max_of(largest) / (out.low != nullptr ? 16256.0f : 127.0f);
         const Float inverse = float_splat(scale > 0.0f ? 1.0f / scale : 0.0f);
         out.scale[begin / scale_k] = scale;
         for (int64_t i = begin; i < end; i += 32) {
             const Int first = to_int(float_mul(float_load(x + i), inverse));
             const Int second = to_int(float_mul(float_load(x + i + 16), inverse));
-            store_i8(out.q + i, first);
-            store_i8(out.q + i + 16, second);
+            store_quantised(out, i, first);
+            store_quantised(out, i + 16, second);
             const int32_t sum_first = int_sum_of(first), sum_second = int_sum_of(second);
             const int32_t sum = sum_first + sum_second;
             out.neg16[i / 16] = -sum_first;

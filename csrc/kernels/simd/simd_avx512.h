@@ -11,6 +11,12 @@ template <int kShift>
 inline Int int_shift_left(Int a) {
     return _mm512_slli_epi32(a, kShift);
 }
+template <int kShift>
+inline Int int_shift_right_signed(Int a) {
+    return _mm512_srai_epi32(a, kShift);
+}
+inline Int int_add(Int a, Int b) { return _mm512_add_epi32(a, b); }
+inline Int int_sub(Int a, Int b) { return _mm512_sub_epi32(a, b); }
 inline Float to_float(Int a) { return _mm512_cvtepi32_ps(a); }
 
 inline Bytes bytes_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
