@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -74,9 +75,9 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, threads: int | None = None, context: int | None = None) -> None:
-        path = hub.resolve(model)
+        path = os.fspath(hub.resolve(model))
         self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
-        self._runner = load_runner(LoadConfig(path=str(path), threads=threads, context=context))
+        self._runner = load_runner(LoadConfig(path=path, threads=threads, context=context))
         self._engine: Engine | None = Engine(self._runner, EngineConfig())
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
