@@ -13,8 +13,8 @@ namespace {
 constexpr size_t kChunkBytes = size_t{64} << 10;
 // Panels per chunk when there are many rows: the block of activations is read from L3 once per so many panels.
 constexpr int64_t kChunkPanels = 8;
-// Range of K per pass: with 512 rows the activations of a pass take 512 KiB, half of a 1 MiB L2; a tile's rows take 12 KiB
-// of the 32 KiB L1.
+// Range of K per pass: a tile's activations take 12 KiB and a panel's weights 9 KiB (4-bit) of a 32 KiB L1, so that the next
+// tile finds the weights there; with 512 rows the activations of a pass take 512 KiB, half of a 1 MiB L2.
 constexpr int64_t kPassK = 1024;
 // Rows from which compute, not memory, is the limit.
 constexpr int64_t kManyRows = 33;
@@ -65,31 +65,42 @@ LinearOp::Range LinearOp::range(int64_t chunk) const {
 // tile[panel][row][16] = W x
 void LinearOp::multiply(const LinearPart& part, const Range& range, float* tile) const {
     const Matrix& matrix = *part.matrix;
-    const int64_t rows = range.row_end - range.row_begin;
-    std::memset(tile, 0, (range.panel_end - range.panel_begin) * rows * kPanel * sizeof(float));
+    const int64_t rows = range.row_end - range.row_begin, panels = range.panel_end - range.panel_begin;
+    std::memset(tile, 0, panels * rows * kPanel * sizeof(float));
     // Equal tiles rather than full ones and a rest.
     const int64_t tiles = (rows + part.max_rows - 1) / part.max_rows;
-    const int64_t pass = rows < kManyRows ? matrix.cols : kPassK;
+    const int64_t passes = (matrix.cols + kPassK - 1) / kPassK;
     LinearTile t{};
     t.k = matrix.cols;
     t.x_stride = x_.stride();
     t.out_stride = kPanel;
-    for (t.k_begin = 0; t.k_begin < matrix.cols; t.k_begin = t.k_end) {
-        t.k_end = std::min(t.k_begin + pass, matrix.cols);
-        for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
-            t.panel = matrix.panel(panel);
-            for (int64_t i = 0; i < tiles; ++i) {
-                const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
-                const int64_t row = range.row_begin + begin;
-                switch (part.form) {
-                    case Form::floats: t.x = x_.row(row); break;
-                    case Form::bf16: t.x_bf16 = x_.bf16_row(row); break;
-                    default: t.a = x_.quantised(part.form, row);
-                }
-                t.out = tile + ((panel - range.panel_begin) * rows + begin) * kPanel;
-                part.tile[end - begin - 1](t);
+    const auto multiply_pass = [&](int64_t panel, int64_t pass) {
+        t.panel = matrix.panel(range.panel_begin + panel);
+        t.k_begin = pass * kPassK;
+        t.k_end = std::min(t.k_begin + kPassK, matrix.cols);
+        for (int64_t i = 0; i < tiles; ++i) {
+            const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
+            const int64_t row = range.row_begin + begin;
+            switch (part.form) {
+                case Form::floats: t.x = x_.row(row); break;
+                case Form::bf16: t.x_bf16 = x_.bf16_row(row); break;
+                default: t.a = x_.quantised(part.form, row);
             }
+            // One row is all reading, and the hardware's own prefetcher is better at that; the second tile of a few rows
+            // finds the weights in L1, and many rows in L2.
+            t.prefetch = i == 0 && rows > 1 && rows < kManyRows;
+            t.out = tile + (panel * rows + begin) * kPanel;
+            part.tile[end - begin - 1](t);
         }
+    };
+    if (rows < kManyRows) {
+        // Weights come from memory: one sequential stream.
+        for (int64_t panel = 0; panel < panels; ++panel)
+            for (int64_t pass = 0; pass < passes; ++pass) multiply_pass(panel, pass);
+    } else {
+        // Activations come from L3: once per pass for all panels of the chunk.
+        for (int64_t pass = 0; pass < passes; ++pass)
+            for (int64_t panel = 0; panel < panels; ++panel) multiply_pass(panel, pass);
     }
 }
 

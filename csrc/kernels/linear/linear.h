@@ -21,7 +21,8 @@ struct LinearTile {
     const float* x;          // float formats: activations [rows][x_stride]
     const uint16_t* x_bf16;  // BF16 weights on ISAs that multiply bf16: [rows][x_stride]
     int64_t x_stride;
-    float* out;  // [rows][out_stride], 16 values each
+    bool prefetch;  // weights come from memory and there is arithmetic to hide it behind
+    float* out;     // [rows][out_stride], 16 values each
     int64_t out_stride;
 };
 

@@ -4,12 +4,10 @@ template <Format kFormat, int kRows>
 void float_tile(const LinearTile& t) {
     constexpr int kUnit = kFormat == Format::f16 ? 2 : 4;  // bytes per lane and step; a BF16 step is a pair of k
     constexpr int kStepK = kFormat == Format::bf16 ? 2 : 1;
-    constexpr int kPrefetch = 2048;  // as in the integer tile
     Float acc[kRows];
     for (int r = 0; r < kRows; ++r) acc[r] = float_load(t.out + r * t.out_stride);
     const uint8_t* w = t.panel + t.k_begin / kStepK * kUnit * kPanel;
     for (int64_t k = t.k_begin; k < t.k_end; k += kStepK, w += kUnit * kPanel) {
-        __builtin_prefetch(w + kPrefetch);
         if constexpr (kFormat == Format::bf16) {
             const Bytes pairs = bytes_load(w);
 #ifdef TREADLE_BF16

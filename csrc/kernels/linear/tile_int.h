@@ -92,8 +92,7 @@ void int_tile(const LinearTile& t) {
     constexpr bool kWide = f.bits == 8 || f.codebook;
     constexpr int kScalesPerGroup = kGroup / f.scale_k;  // 1 or 2
     constexpr size_t kGroupBytes = group_bytes(kFormat);
-    // Hides memory latency at one core's bandwidth: about 100 ns at 20 GB/s.
-    constexpr int kPrefetch = 2048;
+    constexpr int kAhead = 2048;  // bytes: about 100 ns at 20 GB/s, the latency of memory
 
     const uint8_t* w = t.panel + t.k_begin / kSuper * super_bytes(kFormat, kGroupsPerSuper);
     for (int64_t k = t.k_begin; k < t.k_end; k += kSuper) {
@@ -138,7 +137,8 @@ void int_tile(const LinearTile& t) {
                 }
             };
             const uint8_t* codes = w + header + g * kGroupBytes;
-            for (size_t line = 0; line < kGroupBytes; line += 64) __builtin_prefetch(codes + kPrefetch + line);
+            if (t.prefetch)
+                for (size_t line = 0; line < kGroupBytes; line += 64) __builtin_prefetch(codes + kAhead + line);
             start(0);
             unpack_group<kFormat>(codes, [&](auto s, Bytes weights) {
                 if constexpr (kScalesPerGroup == 2 && s == 4) {
