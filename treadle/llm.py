@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle import hub
-from treadle.core import FinishReason, Output, Request, SamplingParams, Timing, TokenLogprobs, TreadleError, Usage
+from treadle.core import (
+    FinishReason,
+    Output,
+    Request,
+    SamplingParams,
+    Timing,
+    TokenLogprobs,
+    TreadleError,
+    Usage,
+)
 from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.interfaces import check_request
 from treadle.engine.load import LoadConfig, load_runner
@@ -74,7 +83,9 @@ class LLM:
     Raises TreadleError when the model cannot be found, read or held in memory. Not thread-safe.
     """
 
-    def __init__(self, model: str | None = None, threads: int | None = None, context: int | None = None) -> None:
+    def __init__(
+        self, model: str | None = None, threads: int | None = None, context: int | None = None
+    ) -> None:
         path = os.fspath(hub.resolve(model))
         self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
         self._runner = load_runner(LoadConfig(path=path, threads=threads, context=context))
@@ -102,7 +113,11 @@ class LLM:
 
     @overload
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, *, stream: Literal[False] = False
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
     ) -> Completion: ...
     @overload
     def chat(

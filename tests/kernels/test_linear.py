@@ -15,7 +15,15 @@ INTEGER = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K
 FORMATS = ["F32", "F16", "BF16", *INTEGER]
 SUPER = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}
 # Where the 16-bit scales of a block are: byte offsets.
-SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
 def random_weights(name: str, rows: int, cols: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -43,7 +51,12 @@ def rounded_activations(x: Floats, name: str, isa: str, largest: int = 127) -> N
     """What the kernels multiply: integers up to ``largest`` per group, bf16, or the floats themselves."""
     if name == "BF16" and isa == "bf16":
         bits = x.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+        return (
+            ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000)
+            .astype(np.uint32)
+            .view(np.float32)
+            .astype(np.float64)
+        )
     if name not in INTEGER:
         return x.astype(np.float64)
     group = 256 if name in SUPER else 32
@@ -65,14 +78,17 @@ def pool() -> _native.Pool:
 def test_decoded_values_equal_those_of_the_gguf_package(name: str) -> None:
     data = random_weights(name, 8, 512, seed=3)
     np.testing.assert_array_equal(
-        _native.dequantise(name, data).view(np.uint32), decoded(name, data, 8, 512).reshape(-1).view(np.uint32)
+        _native.dequantise(name, data).view(np.uint32),
+        decoded(name, data, 8, 512).reshape(-1).view(np.uint32),
     )
 
 
 @pytest.mark.parametrize("isa", _native.isas())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 48, 1024), (7, 40, 512), (13, 16, 256), (33, 100, 1536)])
-def test_product_equals_exact_arithmetic(pool: _native.Pool, name: str, isa: str, rows: int, n: int, k: int) -> None:
+def test_product_equals_exact_arithmetic(
+    pool: _native.Pool, name: str, isa: str, rows: int, n: int, k: int
+) -> None:
     data = random_weights(name, n, k)
     x = np.random.default_rng(1).normal(size=(rows, k)).astype(np.float32)
     y = _native.linear(pool, isa, _native.pack(pool, name, data, n, k), x)
@@ -116,7 +132,9 @@ def test_every_isa_agrees_with_the_reference(pool: _native.Pool, name: str) -> N
     matrix = _native.pack(pool, name, data, 64, 1024)
     reference = _native.linear(pool, "ref", matrix, x)
     for isa in _native.isas():
-        np.testing.assert_array_equal(_native.linear(pool, isa, matrix, x).view(np.uint32), reference.view(np.uint32))
+        np.testing.assert_array_equal(
+            _native.linear(pool, isa, matrix, x).view(np.uint32), reference.view(np.uint32)
+        )
 
 
 @pytest.mark.parametrize("name", INTEGER)
@@ -138,4 +156,6 @@ def test_activations_of_two_bytes(pool: _native.Pool, name: str, isa: str, rows:
     np.testing.assert_allclose(y, rounded_activations(x, name, isa, 127 * 128) @ w.T, rtol=1e-4, atol=2e-5)
     one_byte = np.abs(_native.linear(pool, isa, matrix, x) - x.astype(np.float64) @ w.T).mean()
     assert np.abs(y - x.astype(np.float64) @ w.T).mean() < one_byte / 50
-    np.testing.assert_array_equal(y.view(np.uint32), _native.linear(pool, "ref", matrix, x, two_bytes=True).view(np.uint32))
+    np.testing.assert_array_equal(
+        y.view(np.uint32), _native.linear(pool, "ref", matrix, x, two_bytes=True).view(np.uint32)
+    )

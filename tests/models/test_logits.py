@@ -40,7 +40,9 @@ def load(path: Path, threads: int | None = None) -> Runner:
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any, Path]]:
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Any, Path]]:
     model = tiny.make(request.param)
     path = tmp_path_factory.mktemp(request.param) / "f32.gguf"
     tiny.write(path, model, request.param)
@@ -63,7 +65,9 @@ def test_a_bf16_cache_costs_little_against_a_float32_one(case: tuple[str, Any, P
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-def test_64_greedy_tokens_equal_those_of_transformers(case: tuple[str, Any, Path], kind: str, tmp_path: Path) -> None:
+def test_64_greedy_tokens_equal_those_of_transformers(
+    case: tuple[str, Any, Path], kind: str, tmp_path: Path
+) -> None:
     architecture, model, _ = case
     path = tmp_path / f"{kind}.gguf"
     tiny.write(path, model, architecture, kind)

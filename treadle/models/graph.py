@@ -70,9 +70,16 @@ class Graph:
         bias = None
         if any(b is not None for b in biases):
             bias = np.concatenate(
-                [np.zeros(m.rows, np.float32) if b is None else b for m, b in zip(matrices, biases, strict=True)]
+                [
+                    np.zeros(m.rows, np.float32) if b is None else b
+                    for m, b in zip(matrices, biases, strict=True)
+                ]
             )
-        out = self._buffer("+".join(n.rsplit(".", 1)[-1] for n in names), width) if residual is None else residual
+        out = (
+            self._buffer("+".join(n.rsplit(".", 1)[-1] for n in names), width)
+            if residual is None
+            else residual
+        )
         with self._weights.naming(*names):
             self._program.linear(x, matrices, bias, -1 if residual is None else residual, out=out)
         return out
@@ -91,7 +98,13 @@ class Graph:
         out = self._buffer("attention", c.heads * c.head_dim)
         q_norm, k_norm = (self._weights.vector(n) for n in norms) if norms else (None, None)
         self._program.attention(
-            qkv, (c.heads, c.kv_heads, c.head_dim), neox=neox, q_norm=q_norm, k_norm=k_norm, eps=c.eps, out=out
+            qkv,
+            (c.heads, c.kv_heads, c.head_dim),
+            neox=neox,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=c.eps,
+            out=out,
         )
         return out
 
@@ -103,7 +116,9 @@ class Graph:
 
     def logits(self, x: int, name: str, tied: str) -> None:
         """The output matrix ``name``, or the embedding ``tied`` where the file has none."""
-        matrix = self._weights.matrix(f"{name}.weight" if f"{name}.weight" in self._weights else f"{tied}.weight")
+        matrix = self._weights.matrix(
+            f"{name}.weight" if f"{name}.weight" in self._weights else f"{tied}.weight"
+        )
         self.logits_buffer = self._buffer("logits", matrix.rows, logits=True)
         with self._weights.naming(name):
             self._program.linear(x, [matrix], None, out=self.logits_buffer)
@@ -122,7 +137,9 @@ def read_config(weights: Weights) -> ModelConfig:
     file = weights.file
     hidden, heads = file.int("embedding_length"), file.int("attention.head_count")
     if heads < 1 or hidden < 1:
-        raise TreadleError(f"{file.path}: {hidden} hidden values and {heads} attention heads; both must be positive")
+        raise TreadleError(
+            f"{file.path}: {hidden} hidden values and {heads} attention heads; both must be positive"
+        )
     return ModelConfig(
         layers=file.int("block_count"),
         hidden=hidden,

@@ -23,9 +23,9 @@ def rotary(weights: Weights, head_dim: int) -> tuple[Floats, float]:
     dims = file.int("rope.dimension_count", head_dim)
     base = file.float("rope.freq_base", 10000.0)
     # In float32 as the models are trained with; the exponent as PyTorch computes it.
-    frequency = (1.0 / (np.float32(base) ** (np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)))).astype(
-        np.float32
-    )
+    frequency = (
+        1.0 / (np.float32(base) ** (np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)))
+    ).astype(np.float32)
     divisors = weights.optional_vector("rope_freqs.weight")
     if divisors is not None:
         frequency = frequency / divisors
@@ -40,7 +40,9 @@ def rotary(weights: Weights, head_dim: int) -> tuple[Floats, float]:
         magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         return yarn(frequency, base, factor, original, (fast, slow)), magnitude
     if scaling != "none":
-        raise TreadleError(f"{file.path}: rope.scaling.type is {scaling!r}; supported are none, linear and yarn")
+        raise TreadleError(
+            f"{file.path}: rope.scaling.type is {scaling!r}; supported are none, linear and yarn"
+        )
     return frequency, 1.0
 
 

@@ -45,7 +45,9 @@ class Weights:
         if name not in self._matrices:
             tensor = self.raw(name)
             if len(tensor.shape) != 2:
-                raise TreadleError(f"{self.file.path}: tensor {name!r} has shape {tensor.shape}, not two dimensions")
+                raise TreadleError(
+                    f"{self.file.path}: tensor {name!r} has shape {tensor.shape}, not two dimensions"
+                )
             with self.naming(name):
                 rows, cols = tensor.shape
                 self._matrices[name] = _native.pack(self._pool, tensor.type, tensor.data, rows, cols)
@@ -56,7 +58,9 @@ class Weights:
         """A vector as float32."""
         tensor = self.raw(name)
         if len(tensor.shape) != 1:
-            raise TreadleError(f"{self.file.path}: tensor {name!r} has shape {tensor.shape}, not one dimension")
+            raise TreadleError(
+                f"{self.file.path}: tensor {name!r} has shape {tensor.shape}, not one dimension"
+            )
         with self.naming(name):
             return _native.dequantise(tensor.type, tensor.data)
 
