@@ -1,4 +1,5 @@
-// The Python module treadle._native: one bind function per folder, in the order in which types depend on each other.
+// The Python module treadle._native: one bind function per folder, in the order in which types depend on each
+// other.
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;

@@ -13,14 +13,15 @@ constexpr std::string_view kNames[] = {"ref", "avx2", "avx512", "vnni", "bf16"};
 bool cpu_has(Isa isa) {
     // GCC's built-ins check XCR0 too: a level counts only when the kernel saves its registers.
     switch (isa) {
-        case Isa::ref: return true;
-        case Isa::avx2:
-            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-        case Isa::avx512:
-            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-        case Isa::vnni: return __builtin_cpu_supports("avx512vnni");
-        case Isa::bf16: return __builtin_cpu_supports("avx512bf16");
+    case Isa::ref: return true;
+    case Isa::avx2:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("f16c");
+    case Isa::avx512:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case Isa::vnni: return __builtin_cpu_supports("avx512vnni");
+    case Isa::bf16: return __builtin_cpu_supports("avx512bf16");
     }
     return false;
 }
@@ -47,8 +48,9 @@ Isa select_isa() {
         if (isa_name(isa) == wanted) return isa;
         allowed += (allowed.empty() ? "" : ", ") + std::string(isa_name(isa));
     }
-    throw std::runtime_error("TREADLE_ISA=" + std::string(wanted) + " does not run on this CPU; it can be one of " +
-                             allowed + ", or unset for the best");
+    throw std::runtime_error("TREADLE_ISA=" + std::string(wanted) +
+                             " does not run on this CPU; it can be one of " + allowed +
+                             ", or unset for the best");
 }
 
 }  // namespace treadle

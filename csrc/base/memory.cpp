@@ -11,8 +11,8 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     if (bytes == 0) return;
     constexpr size_t kHuge = size_t{2} << 20;
     if (bytes > SIZE_MAX - kHuge) throw std::bad_alloc();
-    // Round up to whole huge pages and let the kernel align: mappings of that size start on a huge page since Linux 6.7,
-    // and khugepaged handles the unaligned edges of older ones.
+    // Round up to whole huge pages and let the kernel align: mappings of that size start on a huge page since
+    // Linux 6.7, and khugepaged handles the unaligned edges of older ones.
     if (bytes >= kHuge) size_ = (bytes + kHuge - 1) & ~(kHuge - 1);
     void* mapped = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();

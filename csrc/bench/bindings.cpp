@@ -20,21 +20,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_of(Pool &pool, const PeakKernel &kernel, int64_t iterations) {
+double seconds_of(Pool& pool, const PeakKernel& kernel, int64_t iterations) {
     const auto start = Clock::now();
     pool.run([&](int) { kernel.run(iterations); });
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 // Operations per second of the whole pool, once per repeat of about `seconds`.
-std::vector<double> measure_peak(Pool &pool, const std::string &isa, const std::string &type, double seconds,
+std::vector<double> measure_peak(Pool& pool, const std::string& isa, const std::string& type, double seconds,
                                  int repeats) {
-    for (const PeakKernel &kernel : peak_kernels()) {
-        if (isa_name(kernel.isa) != isa || kernel.type != type)
-            continue;
+    for (const PeakKernel& kernel : peak_kernels()) {
+        if (isa_name(kernel.isa) != isa || kernel.type != type) continue;
         int64_t iterations = 1000;
-        while (seconds_of(pool, kernel, iterations) < seconds / 2)
-            iterations *= 2;
+        while (seconds_of(pool, kernel, iterations) < seconds / 2) iterations *= 2;
         std::vector<double> rates;
         for (int i = 0; i < repeats; ++i) {
             rates.push_back(static_cast<double>(pool.size() * iterations * kernel.operations) /
@@ -45,14 +43,14 @@ std::vector<double> measure_peak(Pool &pool, const std::string &isa, const std::
     throw std::invalid_argument("no " + type + " peak for ISA " + isa + " on this CPU; see bench_peaks()");
 }
 
-} // namespace
+}  // namespace
 
-void bind_bench(nb::module_ &m) {
+void bind_bench(nb::module_& m) {
     m.def(
         "bench_peaks",
         [] {
             std::vector<std::pair<std::string, std::string>> found;
-            for (const PeakKernel &kernel : peak_kernels())
+            for (const PeakKernel& kernel : peak_kernels())
                 found.emplace_back(isa_name(kernel.isa), kernel.type);
             return found;
         },
@@ -65,4 +63,4 @@ void bind_bench(nb::module_ &m) {
           "Seconds of each pass of reading `bytes` (rounded up to 1 MiB) of memory with all workers.");
 }
 
-} // namespace treadle
+}  // namespace treadle

@@ -10,8 +10,8 @@ namespace treadle {
 
 struct PeakKernel {
     Isa isa;
-    const char *type;   // "int8", "bf16" or "f32"
-    int64_t operations; // per iteration; a multiply and an add count as two
+    const char* type;    // "int8", "bf16" or "f32"
+    int64_t operations;  // per iteration; a multiply and an add count as two
     void (*run)(int64_t iterations);
 };
 
@@ -32,4 +32,4 @@ namespace bench_bf16 {
 extern const PeakKernel kBf16;
 }
 
-} // namespace treadle
+}  // namespace treadle

@@ -45,9 +45,11 @@ std::vector<float> to_vector(const Floats& values) { return {values.data(), valu
 std::shared_ptr<Matrix> pack_matrix(Pool& pool, const std::string& format_name, const Raw& data, int64_t rows,
                                     int64_t cols) {
     const Format format = parse_format(format_name);
-    if (rows <= 0 || cols <= 0 || cols % info(format).block_k != 0 || data.size() != file_bytes(format, cols) * rows)
+    if (rows <= 0 || cols <= 0 || cols % info(format).block_k != 0 ||
+        data.size() != file_bytes(format, cols) * rows)
         throw std::invalid_argument("a " + format_name + " matrix of " + std::to_string(rows) + " x " +
-                                    std::to_string(cols) + " does not have " + std::to_string(data.size()) + " bytes");
+                                    std::to_string(cols) + " does not have " + std::to_string(data.size()) +
+                                    " bytes");
     const nb::gil_scoped_release release;
     return std::make_shared<Matrix>(pack(pool, format, data.data(), rows, cols));
 }
@@ -57,8 +59,8 @@ using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu
 // x [m][k] through one matrix, alone: for tests and benchmarks.
 class LinearProbe {
 public:
-    LinearProbe(std::shared_ptr<Pool> pool, const std::string& isa, std::shared_ptr<Matrix> matrix, int64_t rows,
-                bool two_bytes)
+    LinearProbe(std::shared_ptr<Pool> pool, const std::string& isa, std::shared_ptr<Matrix> matrix,
+                int64_t rows, bool two_bytes)
         : program_(std::move(pool), parse_isa(isa), {rows, 1, 1}, two_bytes) {
         x_ = program_.buffer(matrix->cols, false);
         y_ = program_.buffer(matrix->rows, false);
@@ -69,7 +71,8 @@ public:
 
     void set(const Rows& x) {
         const Buffer& buffer = program_.at(x_);
-        if (static_cast<int64_t>(x.shape(0)) != step_.rows() || static_cast<int64_t>(x.shape(1)) != buffer.width())
+        if (static_cast<int64_t>(x.shape(0)) != step_.rows() ||
+            static_cast<int64_t>(x.shape(1)) != buffer.width())
             throw std::invalid_argument("x must have the rows and columns that the probe was made for");
         for (int64_t row = 0; row < step_.rows(); ++row)
             std::memcpy(buffer.row(row), x.data() + row * buffer.width(), buffer.width() * sizeof(float));
@@ -105,7 +108,8 @@ nb::ndarray<nb::numpy, float> linear(std::shared_ptr<Pool> pool, const std::stri
 }
 
 // Seconds per call, over at least `seconds` of calls.
-double bench_linear(std::shared_ptr<Pool> pool, std::shared_ptr<Matrix> matrix, int64_t rows, double seconds) {
+double bench_linear(std::shared_ptr<Pool> pool, std::shared_ptr<Matrix> matrix, int64_t rows,
+                    double seconds) {
     const nb::gil_scoped_release release;
     LinearProbe probe(std::move(pool), std::string(isa_name(select_isa())), std::move(matrix), rows, false);
     probe.run();
@@ -121,8 +125,8 @@ nb::ndarray<nb::numpy, float> dequantise_array(const std::string& format_name, c
     const Format format = parse_format(format_name);
     const FormatInfo& f = info(format);
     if (data.size() % f.block_bytes != 0)
-        throw std::invalid_argument(std::to_string(data.size()) + " bytes are not a whole number of " + format_name +
-                                    " blocks of " + std::to_string(f.block_bytes));
+        throw std::invalid_argument(std::to_string(data.size()) + " bytes are not a whole number of " +
+                                    format_name + " blocks of " + std::to_string(f.block_bytes));
     const size_t count = data.size() / f.block_bytes * f.block_k;
     float* out = new float[count];
     nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
@@ -154,8 +158,9 @@ Step make_step(const StepArrays& in) {
             throw std::invalid_argument("slot " + std::to_string(slot) + " is outside the " +
                                         std::to_string(tables.shape(0)) + " tables");
         if (length <= 0 || past < 0 || past + length > room)
-            throw std::invalid_argument("sequence " + std::to_string(s) + ": " + std::to_string(past) + " past and " +
-                                        std::to_string(length) + " new tokens do not fit a table of " +
+            throw std::invalid_argument("sequence " + std::to_string(s) + ": " + std::to_string(past) +
+                                        " past and " + std::to_string(length) +
+                                        " new tokens do not fit a table of " +
                                         std::to_string(tables.shape(1)) + " blocks");
         step.sequences.push_back({row, length, past, tables.data() + slot * tables.shape(1)});
         step.row_sequence.insert(step.row_sequence.end(), length, static_cast<int32_t>(s));
@@ -173,8 +178,8 @@ bool signal_pending() {
     return PyErr_CheckSignals() != 0;
 }
 
-void run(Program& program, const Ints& tokens, const Ints& query_lens, const Ints& past_lens, const Ints& slots,
-         const Ints& logits_rows, const Table& tables) {
+void run(Program& program, const Ints& tokens, const Ints& query_lens, const Ints& past_lens,
+         const Ints& slots, const Ints& logits_rows, const Table& tables) {
     Step step = make_step({tokens, query_lens, past_lens, slots, logits_rows, tables});
     bool finished;
     {
@@ -195,7 +200,6 @@ nb::ndarray<nb::numpy, const float> rows_of(nb::handle self, int index) {
 
 }  // namespace
 
-
 void bind_program(nb::module_& m) {
     m.def("isa", [] { return std::string(isa_name(select_isa())); });
     m.def("isas", [] {
@@ -205,9 +209,13 @@ void bind_program(nb::module_& m) {
     });
     m.attr("BLOCK") = kBlock;
     m.def("dequantise", &dequantise_array, "format"_a, "data"_a);
-    m.def("packed_bytes", [](const std::string& format, int64_t rows, int64_t cols) {
-        return (rows + kPanel - 1) / kPanel * static_cast<int64_t>(panel_bytes(parse_format(format), cols));
-    }, "format"_a, "rows"_a, "cols"_a);
+    m.def(
+        "packed_bytes",
+        [](const std::string& format, int64_t rows, int64_t cols) {
+            return (rows + kPanel - 1) / kPanel *
+                   static_cast<int64_t>(panel_bytes(parse_format(format), cols));
+        },
+        "format"_a, "rows"_a, "cols"_a);
     nb::class_<Matrix>(m, "Matrix")
         .def_prop_ro("rows", [](const Matrix& matrix) { return matrix.rows; })
         .def_prop_ro("cols", [](const Matrix& matrix) { return matrix.cols; })
@@ -217,55 +225,62 @@ void bind_program(nb::module_& m) {
     m.def("linear", &linear, "pool"_a, "isa"_a, "matrix"_a, "x"_a, "two_bytes"_a = false);
     m.def("bench_linear", &bench_linear, "pool"_a, "matrix"_a, "rows"_a, "seconds"_a);
     nb::class_<Program>(m, "Program")
-        .def("__init__",
-             [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa, int64_t max_tokens,
-                int64_t max_logits, int64_t blocks, bool two_bytes) {
-                 new (self) Program(std::move(pool), parse_isa(isa), {max_tokens, max_logits, blocks}, two_bytes);
-             },
-             "pool"_a, "isa"_a, "max_tokens"_a, "max_logits"_a, "blocks"_a, "two_bytes"_a)
+        .def(
+            "__init__",
+            [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa, int64_t max_tokens,
+               int64_t max_logits, int64_t blocks, bool two_bytes) {
+                new (self)
+                    Program(std::move(pool), parse_isa(isa), {max_tokens, max_logits, blocks}, two_bytes);
+            },
+            "pool"_a, "isa"_a, "max_tokens"_a, "max_logits"_a, "blocks"_a, "two_bytes"_a)
         .def("buffer", &Program::buffer, "width"_a, "logits"_a = false)
-        .def("embed",
-             [](Program& self, const std::string& format, const Raw& table, int64_t rows, int out) {
-                 self.embed(parse_format(format), {table.data(), table.size()}, rows, out);
-             },
-             // the program reads the table while it lives
-             nb::keep_alive<1, 3>(), "format"_a, "table"_a, "rows"_a, "out"_a)
+        .def(
+            "embed",
+            [](Program& self, const std::string& format, const Raw& table, int64_t rows, int out) {
+                self.embed(parse_format(format), {table.data(), table.size()}, rows, out);
+            },
+            // the program reads the table while it lives
+            nb::keep_alive<1, 3>(), "format"_a, "table"_a, "rows"_a, "out"_a)
         .def("select", &Program::select, "x"_a, "out"_a)
-        .def("rms_norm",
-             [](Program& self, int x, const Floats& weight, float eps, int out) {
-                 self.rms_norm(x, to_vector(weight), eps, out);
-             },
-             "x"_a, "weight"_a, "eps"_a, "out"_a)
-        .def("linear",
-             [](Program& self, int x, const std::vector<std::shared_ptr<Matrix>>& parts,
-                const std::optional<Floats>& bias, int residual, int out) {
-                 self.linear(x, {parts.begin(), parts.end()}, bias ? to_vector(*bias) : std::vector<float>{}, residual,
-                             out);
-             },
-             "x"_a, "parts"_a, "bias"_a.none() = nb::none(), "residual"_a = -1, nb::kw_only(), "out"_a)
-        .def("gated_linear",
-             [](Program& self, int x, std::shared_ptr<Matrix> gate, std::shared_ptr<Matrix> up, int out) {
-                 self.gated_linear(x, std::move(gate), std::move(up), out);
-             },
-             "x"_a, "gate"_a, "up"_a, "out"_a)
-        .def("angles",
-             [](Program& self, const Floats& frequency, float magnitude) {
-                 self.angles(to_vector(frequency), magnitude);
-             },
-             "frequency"_a, "magnitude"_a = 1.0f)
-        .def("attention",
-             [](Program& self, int qkv, std::tuple<int, int, int> shape, bool neox,
-                const std::optional<Floats>& q_norm, const std::optional<Floats>& k_norm, float eps, int out) {
-                 const auto [heads, kv_heads, head_dim] = shape;
-                 CacheOp::HeadNorm norm{{}, {}, eps};
-                 if (q_norm) norm.q = to_vector(*q_norm);
-                 if (k_norm) norm.k = to_vector(*k_norm);
-                 self.attention(qkv, {heads, kv_heads, head_dim}, neox, std::move(norm), out);
-             },
-             "qkv"_a, "shape"_a, nb::kw_only(), "neox"_a, "q_norm"_a.none() = nb::none(),
-             "k_norm"_a.none() = nb::none(), "eps"_a = 1e-6f, "out"_a)
-        .def("run", &run, "tokens"_a, "query_lens"_a, "past_lens"_a, "slots"_a, "logits_rows"_a,
-             "tables"_a)
+        .def(
+            "rms_norm",
+            [](Program& self, int x, const Floats& weight, float eps, int out) {
+                self.rms_norm(x, to_vector(weight), eps, out);
+            },
+            "x"_a, "weight"_a, "eps"_a, "out"_a)
+        .def(
+            "linear",
+            [](Program& self, int x, const std::vector<std::shared_ptr<Matrix>>& parts,
+               const std::optional<Floats>& bias, int residual, int out) {
+                self.linear(x, {parts.begin(), parts.end()}, bias ? to_vector(*bias) : std::vector<float>{},
+                            residual, out);
+            },
+            "x"_a, "parts"_a, "bias"_a.none() = nb::none(), "residual"_a = -1, nb::kw_only(), "out"_a)
+        .def(
+            "gated_linear",
+            [](Program& self, int x, std::shared_ptr<Matrix> gate, std::shared_ptr<Matrix> up, int out) {
+                self.gated_linear(x, std::move(gate), std::move(up), out);
+            },
+            "x"_a, "gate"_a, "up"_a, "out"_a)
+        .def(
+            "angles",
+            [](Program& self, const Floats& frequency, float magnitude) {
+                self.angles(to_vector(frequency), magnitude);
+            },
+            "frequency"_a, "magnitude"_a = 1.0f)
+        .def(
+            "attention",
+            [](Program& self, int qkv, std::tuple<int, int, int> shape, bool neox,
+               const std::optional<Floats>& q_norm, const std::optional<Floats>& k_norm, float eps, int out) {
+                const auto [heads, kv_heads, head_dim] = shape;
+                CacheOp::HeadNorm norm{{}, {}, eps};
+                if (q_norm) norm.q = to_vector(*q_norm);
+                if (k_norm) norm.k = to_vector(*k_norm);
+                self.attention(qkv, {heads, kv_heads, head_dim}, neox, std::move(norm), out);
+            },
+            "qkv"_a, "shape"_a, nb::kw_only(), "neox"_a, "q_norm"_a.none() = nb::none(),
+            "k_norm"_a.none() = nb::none(), "eps"_a = 1e-6f, "out"_a)
+        .def("run", &run, "tokens"_a, "query_lens"_a, "past_lens"_a, "slots"_a, "logits_rows"_a, "tables"_a)
         .def("rows", &rows_of, "buffer"_a, nb::sig("def rows(self, buffer: int) -> NDArray[np.float32]"))
         .def_prop_ro("cache_bytes", &Program::cache_bytes);
 }

@@ -3,14 +3,11 @@
 namespace treadle {
 
 Buffer::Buffer(int64_t max_rows, int64_t width, bool logits)
-    : max_rows_(max_rows),
-      width_(width),
-      // A multiple of 4096 bytes between rows would put all rows of a tile into the same cache sets. Rows of logits lie
-      // close together, as their readers expect.
-      stride_(logits ? width : (width + 31) / 32 * 32 + 16),
-      groups32_((width / 32 + 7) / 8 * 8),
-      logits_(logits),
-      floats_(max_rows * stride_ * sizeof(float)) {}
+    : max_rows_(max_rows), width_(width),
+      // A multiple of 4096 bytes between rows would put all rows of a tile into the same cache sets. Rows of
+      // logits lie close together, as their readers expect.
+      stride_(logits ? width : (width + 31) / 32 * 32 + 16), groups32_((width / 32 + 7) / 8 * 8),
+      logits_(logits), floats_(max_rows * stride_ * sizeof(float)) {}
 
 void Buffer::need(Form form) {
     if (form == Form::floats) return;

@@ -49,7 +49,8 @@ private:
     Integers integers_[3];
 };
 
-// A step of the program. Chunks of one operation run in any order on any worker; operations follow one another.
+// A step of the program. Chunks of one operation run in any order on any worker; operations follow one
+// another.
 class Op {
 public:
     virtual ~Op() = default;

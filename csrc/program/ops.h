@@ -59,7 +59,8 @@ private:
 // A further form of a buffer.
 class ConvertOp : public Op {
 public:
-    ConvertOp(const RowKernels& kernels, const Buffer& x, Form form) : kernels_(kernels), x_(x), form_(form) {}
+    ConvertOp(const RowKernels& kernels, const Buffer& x, Form form)
+        : kernels_(kernels), x_(x), form_(form) {}
     int64_t plan(const Step& step, int workers) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
@@ -85,7 +86,8 @@ public:
         const Buffer* residual = nullptr;  // may be the output itself
         bool gated = false;
     };
-    LinearOp(const RowKernels& rows, const Buffer& x, std::vector<LinearPart> parts, Epilogue epilogue, Buffer& out)
+    LinearOp(const RowKernels& rows, const Buffer& x, std::vector<LinearPart> parts, Epilogue epilogue,
+             Buffer& out)
         : rows_(rows), x_(x), parts_(std::move(parts)), epilogue_(std::move(epilogue)), out_(out) {}
     int64_t plan(const Step& step, int workers) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
@@ -134,24 +136,19 @@ struct CacheLayer {
     int64_t block_stride;  // values between blocks
 };
 
-// Turns the fused q, k, v of every row into a bf16 query and a cache entry: per-head norm if given, rotary embedding.
+// Turns the fused q, k, v of every row into a bf16 query and a cache entry: per-head norm if given, rotary
+// embedding.
 class CacheOp : public Op {
 public:
     struct HeadNorm {
         std::vector<float> q, k;  // empty: none
         float eps = 0;
     };
-    CacheOp(const RowKernels& rows, const AttentionKernels& attention, const AttentionShape& shape, const Buffer& qkv,
-            const AnglesOp& angles, bool neox, HeadNorm norm, CacheLayer cache, uint16_t* queries)
-        : rows_(rows),
-          attention_(attention),
-          shape_(shape),
-          qkv_(qkv),
-          angles_(angles),
-          neox_(neox),
-          norm_(std::move(norm)),
-          cache_(cache),
-          queries_(queries) {}
+    CacheOp(const RowKernels& rows, const AttentionKernels& attention, const AttentionShape& shape,
+            const Buffer& qkv, const AnglesOp& angles, bool neox, HeadNorm norm, CacheLayer cache,
+            uint16_t* queries)
+        : rows_(rows), attention_(attention), shape_(shape), qkv_(qkv), angles_(angles), neox_(neox),
+          norm_(std::move(norm)), cache_(cache), queries_(queries) {}
     int64_t plan(const Step& step, int workers) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
@@ -173,8 +170,8 @@ struct AttentionPlan {
         int sequence, kv_head;
         int64_t first_row, tokens;       // queries, rows of the step
         int64_t split_begin, split_end;  // splits computed by this item
-        int group;                       // items that share queries and are merged; -1 when the item has all splits
-        int64_t partial;                 // where the partial results go, in floats
+        int group;        // items that share queries and are merged; -1 when the item has all splits
+        int64_t partial;  // where the partial results go, in floats
     };
     std::vector<Item> items;
     std::vector<std::pair<int64_t, int64_t>> groups;  // first item and count
@@ -188,15 +185,11 @@ struct AttentionPlan {
 class AttentionOp : public Op {
 public:
     // The first layer's operation makes the plan.
-    AttentionOp(const AttentionKernels& kernels, const AttentionShape& shape, std::shared_ptr<AttentionPlan> plan,
-                bool makes_plan, CacheLayer cache, const uint16_t* queries, Buffer& out)
-        : kernels_(kernels),
-          shape_(shape),
-          plan_(std::move(plan)),
-          makes_plan_(makes_plan),
-          cache_(cache),
-          queries_(queries),
-          out_(out) {}
+    AttentionOp(const AttentionKernels& kernels, const AttentionShape& shape,
+                std::shared_ptr<AttentionPlan> plan, bool makes_plan, CacheLayer cache,
+                const uint16_t* queries, Buffer& out)
+        : kernels_(kernels), shape_(shape), plan_(std::move(plan)), makes_plan_(makes_plan), cache_(cache),
+          queries_(queries), out_(out) {}
     int64_t plan(const Step& step, int workers) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 

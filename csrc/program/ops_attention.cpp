@@ -28,7 +28,8 @@ void CacheOp::run(const Step& step, int64_t row, uint8_t*) {
         float* head = k + h * dim;
         if (!norm_.k.empty()) rows_.rms_norm(head, norm_.k.data(), dim, norm_.eps, head);
         rows_.rope(head, rotated, cos, sin, neox_);
-        attention_.store(head, v + h * dim, dim, block + h * 2 * kBlock * dim, static_cast<int>(position % kBlock));
+        attention_.store(head, v + h * dim, dim, block + h * 2 * kBlock * dim,
+                         static_cast<int>(position % kBlock));
     }
 }
 
@@ -82,10 +83,12 @@ AttentionOp::Partial AttentionOp::partial_at(float* memory, int64_t rows) const 
     return {memory, memory + rows, memory + 2 * rows};
 }
 
-void AttentionOp::split(const Step& step, const AttentionPlan::Item& item, int64_t index, const Partial& to) const {
+void AttentionOp::split(const Step& step, const AttentionPlan::Item& item, int64_t index,
+                        const Partial& to) const {
     const StepSequence& sequence = step.sequences[item.sequence];
     const int per_kv = shape_.heads / shape_.kv_heads;
-    const int64_t first = item.first_row - sequence.first_row + sequence.past_len;  // position of the first query
+    const int64_t first =
+        item.first_row - sequence.first_row + sequence.past_len;  // position of the first query
     const uint16_t* query[kMaxAttentionRows];
     int64_t limit[kMaxAttentionRows];
     for (int64_t token = 0; token < item.tokens; ++token) {

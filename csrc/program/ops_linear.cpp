@@ -8,13 +8,15 @@ namespace treadle {
 
 namespace {
 
-// Weights per chunk when there are few rows: a claim (tens of ns, contended) stays under 2 % of reading them at 12 GB/s,
-// and a worker that loses its core delays the others by a chunk only.
+// Weights per chunk when there are few rows: a claim (tens of ns, contended) stays under 2 % of reading them
+// at 12 GB/s, and a worker that loses its core delays the others by a chunk only.
 constexpr size_t kChunkBytes = size_t{64} << 10;
-// Panels per chunk when there are many rows: the block of activations is read from L3 once per so many panels.
+// Panels per chunk when there are many rows: the block of activations is read from L3 once per so many
+// panels.
 constexpr int64_t kChunkPanels = 8;
-// Range of K per pass: a tile's activations take 12 KiB and a panel's weights 9 KiB (4-bit) of a 32 KiB L1, so that the next
-// tile finds the weights there; with 512 rows the activations of a pass take 512 KiB, half of a 1 MiB L2.
+// Range of K per pass: a tile's activations take 12 KiB and a panel's weights 9 KiB (4-bit) of a 32 KiB L1,
+// so that the next tile finds the weights there; with 512 rows the activations of a pass take 512 KiB, half
+// of a 1 MiB L2.
 constexpr int64_t kPassK = 1024;
 // Rows from which compute, not memory, is the limit.
 constexpr int64_t kManyRows = 33;
@@ -36,7 +38,8 @@ int64_t LinearOp::plan(const Step& step, int workers) {
         chunk_panels_ = kChunkPanels / sides;
         // Few columns for many workers: cut the rows too, down to about a hundred, a whole number of tiles.
         const int64_t chunks = (panels + chunk_panels_ - 1) / chunk_panels_;
-        while (chunk_rows_ > 10 * kMaxTileRows && chunks * ((step_rows_ + chunk_rows_ - 1) / chunk_rows_) < 4 * workers)
+        while (chunk_rows_ > 10 * kMaxTileRows &&
+               chunks * ((step_rows_ + chunk_rows_ - 1) / chunk_rows_) < 4 * workers)
             chunk_rows_ = (chunk_rows_ / 2 + kMaxTileRows - 1) / kMaxTileRows * kMaxTileRows;
     }
     chunk_panels_ = std::min<int64_t>(
@@ -58,7 +61,8 @@ LinearOp::Range LinearOp::range(int64_t chunk) const {
             continue;
         }
         const int64_t panel = chunk / row_chunks_ * chunk_panels_, row = chunk % row_chunks_ * chunk_rows_;
-        return {part, panel, std::min(panel + chunk_panels_, panels), row, std::min(row + chunk_rows_, step_rows_)};
+        return {part, panel, std::min(panel + chunk_panels_, panels), row,
+                std::min(row + chunk_rows_, step_rows_)};
     }
 }
 
@@ -82,12 +86,12 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, float* tile)
             const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
             const int64_t row = range.row_begin + begin;
             switch (part.form) {
-                case Form::floats: t.x = x_.row(row); break;
-                case Form::bf16: t.x_bf16 = x_.bf16_row(row); break;
-                default: t.a = x_.quantised(part.form, row);
+            case Form::floats: t.x = x_.row(row); break;
+            case Form::bf16: t.x_bf16 = x_.bf16_row(row); break;
+            default: t.a = x_.quantised(part.form, row);
             }
-            // One row is all reading, and the hardware's own prefetcher is better at that; the second tile of a few rows
-            // finds the weights in L1, and many rows in L2.
+            // One row is all reading, and the hardware's own prefetcher is better at that; the second tile of
+            // a few rows finds the weights in L1, and many rows in L2.
             t.prefetch = i == 0 && rows > 1 && rows < kManyRows;
             t.out = tile + (panel * rows + begin) * kPanel;
             part.tile[end - begin - 1](t);

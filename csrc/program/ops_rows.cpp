@@ -36,7 +36,9 @@ void RmsNormOp::run(const Step&, int64_t row, uint8_t*) {
     for (Form form : forms_) out_.convert(form, kernels_, row, 0, out_.width());
 }
 
-int64_t ConvertOp::plan(const Step& step, int) { return x_.rows(step) * chunks_of(x_.width(), kConvertChunk); }
+int64_t ConvertOp::plan(const Step& step, int) {
+    return x_.rows(step) * chunks_of(x_.width(), kConvertChunk);
+}
 
 void ConvertOp::run(const Step&, int64_t chunk, uint8_t*) {
     const int64_t per_row = chunks_of(x_.width(), kConvertChunk);
@@ -45,7 +47,8 @@ void ConvertOp::run(const Step&, int64_t chunk, uint8_t*) {
 }
 
 AnglesOp::AnglesOp(std::vector<float> frequency, float magnitude, int64_t max_rows)
-    : frequency_(std::move(frequency)), magnitude_(magnitude), table_(max_rows * 2 * pairs() * sizeof(float)) {}
+    : frequency_(std::move(frequency)), magnitude_(magnitude),
+      table_(max_rows * 2 * pairs() * sizeof(float)) {}
 
 int64_t AnglesOp::plan(const Step& step, int) { return step.rows(); }
 

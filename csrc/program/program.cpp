@@ -16,11 +16,7 @@ void require(bool condition, const std::string& message) {
 }  // namespace
 
 Program::Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes)
-    : pool_(std::move(pool)),
-      isa_(isa),
-      limits_(limits),
-      two_bytes_(two_bytes),
-      rows_(row_kernels(isa)),
+    : pool_(std::move(pool)), isa_(isa), limits_(limits), two_bytes_(two_bytes), rows_(row_kernels(isa)),
       attention_(attention_kernels(isa)) {
     for (int format = 0; format < kFormats; ++format)
         linear_.push_back(linear_kernels(isa, static_cast<Format>(format)));
@@ -40,10 +36,12 @@ int Program::buffer(int64_t width, bool logits) {
 }
 
 Buffer& Program::buffer_of(int index, int64_t width) {
-    require(index >= 0 && index < static_cast<int>(buffers_.size()), "there is no buffer " + std::to_string(index));
+    require(index >= 0 && index < static_cast<int>(buffers_.size()),
+            "there is no buffer " + std::to_string(index));
     Buffer& buffer = *buffers_[index];
-    require(buffer.width() == width, "buffer " + std::to_string(index) + " is " + std::to_string(buffer.width()) +
-                                         " wide, the operation needs " + std::to_string(width));
+    require(buffer.width() == width, "buffer " + std::to_string(index) + " is " +
+                                         std::to_string(buffer.width()) + " wide, the operation needs " +
+                                         std::to_string(width));
     return buffer;
 }
 
@@ -105,8 +103,8 @@ LinearPart Program::part(int x, std::shared_ptr<const Matrix> matrix) {
     return part;
 }
 
-void Program::linear(int x, std::vector<std::shared_ptr<const Matrix>> matrices, std::vector<float> bias, int residual,
-                     int out) {
+void Program::linear(int x, std::vector<std::shared_ptr<const Matrix>> matrices, std::vector<float> bias,
+                     int residual, int out) {
     std::vector<LinearPart> parts;
     int64_t width = 0;
     for (std::shared_ptr<const Matrix>& matrix : matrices) {
@@ -116,20 +114,23 @@ void Program::linear(int x, std::vector<std::shared_ptr<const Matrix>> matrices,
     Buffer& to = buffer_of(out, width);
     require(out != x, "a linear operation cannot write to its own input");
     require(bias.empty() || static_cast<int64_t>(bias.size()) == width,
-            "the bias has " + std::to_string(bias.size()) + " values for " + std::to_string(width) + " outputs");
+            "the bias has " + std::to_string(bias.size()) + " values for " + std::to_string(width) +
+                " outputs");
     LinearOp::Epilogue epilogue{std::move(bias)};
     if (residual >= 0) epilogue.residual = &buffer_of(residual, width);
     add(std::make_unique<LinearOp>(rows_, *buffers_[x], std::move(parts), std::move(epilogue), to));
     wrote(out, nullptr);
 }
 
-void Program::gated_linear(int x, std::shared_ptr<const Matrix> gate, std::shared_ptr<const Matrix> up, int out) {
+void Program::gated_linear(int x, std::shared_ptr<const Matrix> gate, std::shared_ptr<const Matrix> up,
+                           int out) {
     require(gate->rows == up->rows && gate->format == up->format,
             "gate and up must have the same shape and format to be computed together");
     Buffer& to = buffer_of(out, gate->rows);
     require(out != x, "a linear operation cannot write to its own input");
     std::vector<LinearPart> parts{part(x, std::move(gate)), part(x, std::move(up))};
-    add(std::make_unique<LinearOp>(rows_, *buffers_[x], std::move(parts), LinearOp::Epilogue{{}, nullptr, true}, to));
+    add(std::make_unique<LinearOp>(rows_, *buffers_[x], std::move(parts),
+                                   LinearOp::Epilogue{{}, nullptr, true}, to));
     wrote(out, nullptr);
 }
 
@@ -143,13 +144,15 @@ void Program::attention(int qkv, const AttentionShape& shape, bool neox, CacheOp
     require(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0 &&
                 shape.heads / shape.kv_heads <= kMaxAttentionRows,
             "attention with " + std::to_string(shape.heads) + " heads and " + std::to_string(shape.kv_heads) +
-                " kv heads: the first must be a multiple of the second, at most " + std::to_string(kMaxAttentionRows) +
-                " times it");
+                " kv heads: the first must be a multiple of the second, at most " +
+                std::to_string(kMaxAttentionRows) + " times it");
     require(shape.head_dim > 0 && shape.head_dim % 16 == 0 && shape.head_dim <= 256,
-            "heads of " + std::to_string(shape.head_dim) + " dimensions: must be a multiple of 16, at most 256");
+            "heads of " + std::to_string(shape.head_dim) +
+                " dimensions: must be a multiple of 16, at most 256");
     require(angles_ != nullptr && 2 * angles_->pairs() <= shape.head_dim,
             "attention needs rotation frequencies for at most half a head");
-    const Buffer& from = buffer_of(qkv, static_cast<int64_t>(shape.heads + 2 * shape.kv_heads) * shape.head_dim);
+    const Buffer& from =
+        buffer_of(qkv, static_cast<int64_t>(shape.heads + 2 * shape.kv_heads) * shape.head_dim);
     Buffer& to = buffer_of(out, static_cast<int64_t>(shape.heads) * shape.head_dim);
     const bool first = plan_ == nullptr;
     if (first) {
@@ -176,13 +179,16 @@ size_t Program::cache_bytes() const {
 }
 
 void Program::check(const Step& step) const {
-    require(step.rows() > 0 && step.rows() <= limits_.max_tokens,
-            "a step of " + std::to_string(step.rows()) + " tokens: must be 1 to " + std::to_string(limits_.max_tokens));
+    require(step.rows() > 0 && step.rows() <= limits_.max_tokens, "a step of " + std::to_string(step.rows()) +
+                                                                      " tokens: must be 1 to " +
+                                                                      std::to_string(limits_.max_tokens));
     require(static_cast<int64_t>(step.logits_rows.size()) <= limits_.max_logits,
-            std::to_string(step.logits_rows.size()) + " logits rows: at most " + std::to_string(limits_.max_logits));
+            std::to_string(step.logits_rows.size()) + " logits rows: at most " +
+                std::to_string(limits_.max_logits));
     for (int32_t token : step.tokens)
         require(embed_rows_ == 0 || (token >= 0 && token < embed_rows_),
-                "token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(embed_rows_));
+                "token id " + std::to_string(token) + " is outside the vocabulary of " +
+                    std::to_string(embed_rows_));
     for (int32_t row : step.logits_rows)
         require(row >= 0 && row < step.rows(), "logits row " + std::to_string(row) + " is outside the step");
     for (const StepSequence& s : step.sequences) {
@@ -236,7 +242,8 @@ void Program::work(int worker, const std::function<bool()>& interrupted) {
                 if (unfinished.add(~0u) == 0) unfinished.wake();
             }
         }
-        // Only chunks are waited for, never workers: one that has lost its core holds up nobody unless it has a chunk.
+        // Only chunks are waited for, never workers: one that has lost its core holds up nobody unless it has
+        // a chunk.
         unfinished.wait([](uint32_t left) { return left == 0; });
     }
 }

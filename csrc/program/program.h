@@ -15,7 +15,8 @@
 
 namespace treadle {
 
-// A worker's own memory: the tile of a linear chunk, 8 panels x 512 rows x 16 floats, or two sets of attention sums.
+// A worker's own memory: the tile of a linear chunk, 8 panels x 512 rows x 16 floats, or two sets of
+// attention sums.
 inline constexpr int64_t kScratchBytes = int64_t{512} << 10;
 
 struct ProgramLimits {
@@ -29,21 +30,23 @@ public:
     // `two_bytes`: activations in 15 instead of 8 bits where the weight format allows it.
     Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes);
 
-    // Building. Buffers are named by index. Every function throws std::invalid_argument when shapes do not fit.
+    // Building. Buffers are named by index. Every function throws std::invalid_argument when shapes do not
+    // fit.
     int buffer(int64_t width, bool logits);
     void embed(Format format, std::span<const uint8_t> table, int64_t rows, int out);
     void select(int x, int out);
     void rms_norm(int x, std::vector<float> weight, float eps, int out);
     // residual < 0: none
-    void linear(int x, std::vector<std::shared_ptr<const Matrix>> parts, std::vector<float> bias, int residual,
-                int out);
+    void linear(int x, std::vector<std::shared_ptr<const Matrix>> parts, std::vector<float> bias,
+                int residual, int out);
     void gated_linear(int x, std::shared_ptr<const Matrix> gate, std::shared_ptr<const Matrix> up, int out);
     // Rotation frequencies per pair (radians per token), used by the attention operations that follow.
     void angles(std::vector<float> frequency, float magnitude);
     void attention(int qkv, const AttentionShape& shape, bool neox, CacheOp::HeadNorm norm, int out);
 
-    // Runs every operation for the step. `interrupted` is asked now and then by the calling thread; when it says yes the
-    // run ends early and the result is false. Throws std::invalid_argument when the step exceeds the limits.
+    // Runs every operation for the step. `interrupted` is asked now and then by the calling thread; when it
+    // says yes the run ends early and the result is false. Throws std::invalid_argument when the step exceeds
+    // the limits.
     bool run(Step step, const std::function<bool()>& interrupted);
 
     const Buffer& at(int buffer) const { return *buffers_.at(buffer); }
@@ -91,8 +94,8 @@ private:
     int64_t embed_rows_ = 0;
 
     Step step_;
-    std::vector<Memory> scratch_;        // per worker
-    std::unique_ptr<Strip[]> strips_;    // [ops][workers]
+    std::vector<Memory> scratch_;           // per worker
+    std::unique_ptr<Strip[]> strips_;       // [ops][workers]
     std::unique_ptr<Progress[]> progress_;  // [ops]
     std::atomic<bool> stopped_{false};
 };

@@ -21,7 +21,8 @@ uint32_t load32(const uint8_t* p) {
     return value;
 }
 
-// Half bytes as the 32-value formats store them: value i in the low half of byte i, value 16 + i in the high half.
+// Half bytes as the 32-value formats store them: value i in the low half of byte i, value 16 + i in the high
+// half.
 void halves(const uint8_t* q, uint8_t* code) {
     for (int i = 0; i < 16; ++i) {
         code[i] = q[i] & 0xF;
@@ -51,8 +52,8 @@ void decode_simple(Format format, const uint8_t* p, int groups, Decoded& out) {
     }
 }
 
-// 8 scales and 8 minimums of 6 bits in 12 bytes: the low bits of the last four of each are in bytes 8 to 11, their high
-// bits on top of bytes 0 to 7.
+// 8 scales and 8 minimums of 6 bits in 12 bytes: the low bits of the last four of each are in bytes 8 to 11,
+// their high bits on top of bytes 0 to 7.
 void scales_mins_6bit(const uint8_t* p, int16_t* scale, uint8_t* min) {
     for (int i = 0; i < 4; ++i) {
         scale[i] = p[i] & 0x3F;
@@ -138,13 +139,13 @@ std::optional<Format> format_from_name(std::string_view name) {
 void decode(Format format, const uint8_t* blocks, int groups, Decoded& out) {
     out.groups = groups;
     switch (format) {
-        case Format::q4_k: return decode_q4_k_q5_k(false, blocks, out);
-        case Format::q5_k: return decode_q4_k_q5_k(true, blocks, out);
-        case Format::q2_k: return decode_q2_k(blocks, out);
-        case Format::q3_k: return decode_q3_k(blocks, out);
-        case Format::q6_k: return decode_q6_k(blocks, out);
-        case Format::iq4_xs: return decode_iq4_xs(blocks, out);
-        default: return decode_simple(format, blocks, groups, out);
+    case Format::q4_k: return decode_q4_k_q5_k(false, blocks, out);
+    case Format::q5_k: return decode_q4_k_q5_k(true, blocks, out);
+    case Format::q2_k: return decode_q2_k(blocks, out);
+    case Format::q3_k: return decode_q3_k(blocks, out);
+    case Format::q6_k: return decode_q6_k(blocks, out);
+    case Format::iq4_xs: return decode_iq4_xs(blocks, out);
+    default: return decode_simple(format, blocks, groups, out);
     }
 }
 
@@ -172,9 +173,11 @@ void dequantise(Format format, const uint8_t* blocks, int64_t k, float* out) {
                 out[begin + i] = f.min ? scaled + half_to_float(row.m[i / kGroup]) : scaled;
                 continue;
             }
-            const float scaled = half_to_float(row.super_d) * static_cast<float>(row.scale[i / f.scale_k]) * q;
+            const float scaled =
+                half_to_float(row.super_d) * static_cast<float>(row.scale[i / f.scale_k]) * q;
             out[begin + i] =
-                f.min ? scaled - half_to_float(row.super_min) * static_cast<float>(row.min[i / f.scale_k]) : scaled;
+                f.min ? scaled - half_to_float(row.super_min) * static_cast<float>(row.min[i / f.scale_k])
+                      : scaled;
         }
     }
 }

@@ -14,7 +14,8 @@ struct Decoded {
     // Formats without super-scales: per group of 32.
     uint16_t d[kGroupsPerSuper];
     uint16_t m[kGroupsPerSuper];
-    // Formats with super-scales: scale = super_d * scale[i], minimum = super_min * min[i], per `scale_k` values.
+    // Formats with super-scales: scale = super_d * scale[i], minimum = super_min * min[i], per `scale_k`
+    // values.
     uint16_t super_d;
     uint16_t super_min;
     int16_t scale[kSuper / 16];

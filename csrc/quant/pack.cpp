@@ -12,7 +12,8 @@ namespace treadle {
 
 namespace {
 
-// Spreads the codes of one output row over the bit planes of a group of 32 k. `lane` points at the row's four bytes.
+// Spreads the codes of one output row over the bit planes of a group of 32 k. `lane` points at the row's four
+// bytes.
 void pack_codes(int bits, const uint8_t* code, uint8_t* lane) {
     const auto plane = [&](int width, int shift) {
         const int per_byte = 8 / width;
@@ -27,12 +28,12 @@ void pack_codes(int bits, const uint8_t* code, uint8_t* lane) {
         }
     };
     switch (bits) {
-        case 2: return plane(2, 0);
-        case 3: return plane(2, 0), plane(1, 2);
-        case 4: return plane(4, 0);
-        case 5: return plane(4, 0), plane(1, 4);
-        case 6: return plane(4, 0), plane(2, 4);
-        case 8: return plane(8, 0);
+    case 2: return plane(2, 0);
+    case 3: return plane(2, 0), plane(1, 2);
+    case 4: return plane(4, 0);
+    case 5: return plane(4, 0), plane(1, 4);
+    case 6: return plane(4, 0), plane(2, 4);
+    case 8: return plane(8, 0);
     }
 }
 
@@ -71,7 +72,8 @@ void pack_panel(Format format, const uint8_t* data, size_t row_bytes, int rows, 
             decode(format, data + lane * row_bytes + file_bytes(format, begin), groups, row);
             pack_header(format, row, lane, out);
             uint8_t* codes = out + header_bytes(format, groups) + lane * 4;
-            for (int g = 0; g < groups; ++g) pack_codes(bits, row.code + g * kGroup, codes + g * group_bytes(format));
+            for (int g = 0; g < groups; ++g)
+                pack_codes(bits, row.code + g * kGroup, codes + g * group_bytes(format));
         }
         out += super_bytes(format, groups);
     }
@@ -91,9 +93,9 @@ void pack_float_panel(Format format, const uint8_t* data, size_t row_bytes, int 
 Matrix pack(Pool& pool, Format format, const uint8_t* data, int64_t rows, int64_t cols) {
     const int multiple = format == Format::bf16 ? 2 : info(format).block_k;
     if (rows <= 0 || cols <= 0 || cols % multiple != 0)
-        throw std::invalid_argument("a " + std::string(info(format).name) + " matrix of " + std::to_string(rows) +
-                                    " x " + std::to_string(cols) + " values: columns must be a multiple of " +
-                                    std::to_string(multiple));
+        throw std::invalid_argument("a " + std::string(info(format).name) + " matrix of " +
+                                    std::to_string(rows) + " x " + std::to_string(cols) +
+                                    " values: columns must be a multiple of " + std::to_string(multiple));
     Matrix matrix{format, rows, cols, {}};
     matrix.memory = Memory(matrix.panels() * matrix.stride());
     const size_t row_bytes = file_bytes(format, cols);

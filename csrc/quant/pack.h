@@ -21,8 +21,8 @@ struct Matrix {
     const uint8_t* panel(int64_t index) const { return memory.data() + index * stride(); }
 };
 
-// Packs row-major file data, rows [rows] x file_bytes(format, cols). Throws std::invalid_argument when `cols` is not a
-// whole number of blocks.
+// Packs row-major file data, rows [rows] x file_bytes(format, cols). Throws std::invalid_argument when `cols`
+// is not a whole number of blocks.
 Matrix pack(Pool& pool, Format format, const uint8_t* data, int64_t rows, int64_t cols);
 
 }  // namespace treadle

@@ -29,15 +29,14 @@ using Top = std::optional<std::vector<std::pair<int32_t, float>>>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 using Logprobs = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 
-uint64_t seed_bits(const std::optional<nb::int_> &seed) {
+uint64_t seed_bits(const std::optional<nb::int_>& seed) {
     if (!seed) {
         std::random_device device;
         return uint64_t{device()} << 32 | device();
     }
     int overflow = 0;
     const long long value = PyLong_AsLongLongAndOverflow(seed->ptr(), &overflow);
-    if (overflow == 0)
-        return static_cast<uint64_t>(value);
+    if (overflow == 0) return static_cast<uint64_t>(value);
     const unsigned long long bits = overflow > 0 ? PyLong_AsUnsignedLongLong(seed->ptr()) : 0;
     if (overflow < 0 || PyErr_Occurred() != nullptr) {
         PyErr_Clear();
@@ -46,10 +45,10 @@ uint64_t seed_bits(const std::optional<nb::int_> &seed) {
     return bits;
 }
 
-void init_state(SamplerState *self, int64_t vocab_size, const Ids &prompt_ids, double temperature,
+void init_state(SamplerState* self, int64_t vocab_size, const Ids& prompt_ids, double temperature,
                 int64_t top_k, double top_p, double min_p, double repetition_penalty, double presence_penalty,
                 double frequency_penalty, std::unordered_map<int64_t, double> logit_bias, int64_t min_tokens,
-                Ids stop_ids, std::optional<int64_t> logprobs, const std::optional<nb::int_> &seed) {
+                Ids stop_ids, std::optional<int64_t> logprobs, const std::optional<nb::int_>& seed) {
     const SamplingOptions options{.temperature = temperature,
                                   .top_k = top_k,
                                   .top_p = top_p,
@@ -65,15 +64,16 @@ void init_state(SamplerState *self, int64_t vocab_size, const Ids &prompt_ids, d
     new (self) SamplerState(vocab_size, options, prompt_ids);
 }
 
-template <class Array, class T> Array to_numpy(std::vector<T> values) {
-    auto *kept = new std::vector<T>(std::move(values));
-    const nb::capsule owner(kept, [](void *p) noexcept { delete static_cast<std::vector<T> *>(p); });
+template <class Array, class T>
+Array to_numpy(std::vector<T> values) {
+    auto* kept = new std::vector<T>(std::move(values));
+    const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
     return Array(kept->data(), {kept->size()}, owner);
 }
 
-std::tuple<Tokens, Logprobs, std::vector<Top>> sample(Sampler &sampler, const Logits &logits, const Ids &rows,
-                                                      const std::vector<const SamplerState *> &states,
-                                                      Pool *pool) {
+std::tuple<Tokens, Logprobs, std::vector<Top>> sample(Sampler& sampler, const Logits& logits, const Ids& rows,
+                                                      const std::vector<const SamplerState*>& states,
+                                                      Pool* pool) {
     if (static_cast<int64_t>(logits.shape(1)) != sampler.vocab_size())
         throw nb::value_error(("logits have " + std::to_string(logits.shape(1)) +
                                " columns, but the vocabulary has " + std::to_string(sampler.vocab_size()) +
@@ -89,8 +89,7 @@ std::tuple<Tokens, Logprobs, std::vector<Top>> sample(Sampler &sampler, const Lo
             throw nb::value_error(("row " + std::to_string(rows[i]) + " was asked for, but logits have " +
                                    std::to_string(logits.shape(0)) + " rows")
                                       .c_str());
-        if (states[i] == nullptr)
-            throw nb::type_error("states must be SamplerState objects, not None");
+        if (states[i] == nullptr) throw nb::type_error("states must be SamplerState objects, not None");
         picks.push_back({logits.data() + rows[i] * sampler.vocab_size(), states[i]});
     }
     std::vector<Choice> choices;
@@ -110,7 +109,7 @@ std::tuple<Tokens, Logprobs, std::vector<Top>> sample(Sampler &sampler, const Lo
 }
 
 // NoTokenLeft carries the indices of its picks as an attribute, which nb::exception cannot.
-void bind_no_token_left(nb::module_ &m) {
+void bind_no_token_left(nb::module_& m) {
     const auto type = nb::steal<nb::object>(PyErr_NewExceptionWithDoc(
         "treadle._native.NoTokenLeft",
         "Nothing is left to choose from for some picks of a batch: every logit is -inf or NaN,\n"
@@ -119,11 +118,11 @@ void bind_no_token_left(nb::module_ &m) {
         PyExc_ValueError, nullptr));
     m.attr("NoTokenLeft") = type;
     nb::register_exception_translator(
-        [](const std::exception_ptr &raised, void *type_pointer) {
+        [](const std::exception_ptr& raised, void* type_pointer) {
             try {
                 std::rethrow_exception(raised);
-            } catch (const NoTokenLeft &error) {
-                const nb::handle kind(static_cast<PyObject *>(type_pointer));
+            } catch (const NoTokenLeft& error) {
+                const nb::handle kind(static_cast<PyObject*>(type_pointer));
                 const nb::object exception = kind(error.what());
                 exception.attr("picks") = error.picks();
                 PyErr_SetObject(kind.ptr(), exception.ptr());
@@ -132,9 +131,9 @@ void bind_no_token_left(nb::module_ &m) {
         type.ptr());
 }
 
-} // namespace
+}  // namespace
 
-void bind_sampling(nb::module_ &m) {
+void bind_sampling(nb::module_& m) {
     bind_no_token_left(m);
 
     nb::class_<SamplerState>(
@@ -155,14 +154,14 @@ void bind_sampling(nb::module_ &m) {
              "Appends one output token: penalties count it, the next draw takes the next random number.")
         .def(
             "set_mask",
-            [](SamplerState &self, const MaskWords &words) { self.set_mask({words.data(), words.shape(0)}); },
+            [](SamplerState& self, const MaskWords& words) { self.set_mask({words.data(), words.shape(0)}); },
             nb::arg("words").noconvert(),
             "Allows only ids whose bit is set (bit id % 32 of word id // 32, as llguidance writes them).\n"
             "Copied; stays until replaced or cleared. `words`: uint32 or int32 [(vocab_size + 31) // 32].")
         .def(
             "set_mask",
-            [](SamplerState &self, const SignedMaskWords &words) {
-                self.set_mask({reinterpret_cast<const uint32_t *>(words.data()), words.shape(0)});
+            [](SamplerState& self, const SignedMaskWords& words) {
+                self.set_mask({reinterpret_cast<const uint32_t*>(words.data()), words.shape(0)});
             },
             nb::arg("words").noconvert())
         .def("clear_mask", &SamplerState::clear_mask, "Allows all ids again.")
@@ -182,4 +181,4 @@ void bind_sampling(nb::module_ &m) {
              "ValueError for shapes or rows that do not fit.");
 }
 
-} // namespace treadle
+}  // namespace treadle

@@ -30,4 +30,4 @@ inline double philox_uniform(uint64_t seed, uint64_t position) {
     return static_cast<double>(bits) * 0x1p-53;
 }
 
-} // namespace treadle
+}  // namespace treadle

@@ -16,13 +16,13 @@ constexpr int64_t kLanes = 8;
 using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Words = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 
-Floats load(const float *p) {
+Floats load(const float* p) {
     Floats v;
     std::memcpy(&v, p, sizeof v);
     return v;
 }
 
-void store(float *p, Floats v) { std::memcpy(p, &v, sizeof v); }
+void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
 
 Floats all(float x) { return Floats{} + x; }
 
@@ -37,8 +37,7 @@ Floats max_of(Floats x, Floats best) { return x > best ? x : best; }
 
 float max_lane(Floats v) {
     float best = v[0];
-    for (int lane = 1; lane < kLanes; ++lane)
-        best = v[lane] > best ? v[lane] : best;
+    for (int lane = 1; lane < kLanes; ++lane) best = v[lane] > best ? v[lane] : best;
     return best;
 }
 
@@ -47,8 +46,8 @@ float sum_lanes(Floats v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[
 // exp(x) for x <= 0 with a relative error below 2e-7; 0 for NaN and for x <= kLeastExponent.
 // x = n ln 2 + r, |r| <= ln 2 / 2; exp(r) by its Taylor polynomial of degree 7 (remainder r^8 / 8! < 6e-9).
 Floats exp_negative(Floats x) {
-    constexpr float kRound = 0x1.8p23f;      // adding it leaves round(x / ln 2) in the low mantissa bits
-    constexpr float kLn2High = 0x1.62e4p-1f; // 15 bits, so that n * kLn2High is exact
+    constexpr float kRound = 0x1.8p23f;       // adding it leaves round(x / ln 2) in the low mantissa bits
+    constexpr float kLn2High = 0x1.62e4p-1f;  // 15 bits, so that n * kLn2High is exact
     constexpr float kLn2Low = 0x1.7f7d1cp-20f;
     const Floats shifted = fma(x, all(0x1.715476p0f), all(kRound));
     const Floats n = shifted - kRound;
@@ -62,29 +61,27 @@ Floats exp_negative(Floats x) {
 
 Floats weight(Floats x, float max, float scale) {
     const Floats largest = all(FLT_MAX);
-    const Floats finite = largest < x ? largest : x; // a NaN stays one
+    const Floats finite = largest < x ? largest : x;  // a NaN stays one
     return exp_negative((finite - max) * scale);
 }
 
-void block_weights(const float *x, float max, float scale, float (&weights)[kRowBlock]) {
-    for (int64_t i = 0; i < kRowBlock; i += kLanes)
-        store(weights + i, weight(load(x + i), max, scale));
+void block_weights(const float* x, float max, float scale, float (&weights)[kRowBlock]) {
+    for (int64_t i = 0; i < kRowBlock; i += kLanes) store(weights + i, weight(load(x + i), max, scale));
 }
 
 // The block's logits; the row's last, partial block comes padded with -inf in `padded`.
-const float *block_at(const float *row, int64_t size, int64_t block, float (&padded)[kRowBlock]) {
+const float* block_at(const float* row, int64_t size, int64_t block, float (&padded)[kRowBlock]) {
     const int64_t begin = block * kRowBlock;
-    if (begin + kRowBlock <= size)
-        return row + begin;
+    if (begin + kRowBlock <= size) return row + begin;
     std::fill(std::copy(row + begin, row + size, padded), padded + kRowBlock, -INFINITY);
     return padded;
 }
 
 int64_t block_count(int64_t size) { return (size + kRowBlock - 1) / kRowBlock; }
 
-} // namespace
+}  // namespace
 
-int32_t row_argmax(const float *row, int64_t size) {
+int32_t row_argmax(const float* row, int64_t size) {
     // Four maxima hide the latency of compare and blend behind loads from L2. The id comes from a second look
     // at the one stretch that held the maximum: 4 KB, so that the look is short and may hit L1.
     constexpr int64_t kStretch = 1024;
@@ -93,7 +90,7 @@ int32_t row_argmax(const float *row, int64_t size) {
     int64_t i = 0;
     for (; i + kStretch <= size; i += kStretch) {
         Floats m0 = all(-INFINITY), m1 = m0, m2 = m0, m3 = m0;
-        for (const float *p = row + i; p < row + i + kStretch; p += 4 * kLanes) {
+        for (const float* p = row + i; p < row + i + kStretch; p += 4 * kLanes) {
             m0 = max_of(load(p), m0);
             m1 = max_of(load(p + kLanes), m1);
             m2 = max_of(load(p + 2 * kLanes), m2);
@@ -111,18 +108,17 @@ int32_t row_argmax(const float *row, int64_t size) {
             begin = i;
         }
     }
-    if (begin < 0)
-        return -1;
+    if (begin < 0) return -1;
     return static_cast<int32_t>(std::find(row + begin, row + size, best) - row);
 }
 
-float row_block_maxima(const float *row, int64_t size, std::vector<float> &maxima) {
+float row_block_maxima(const float* row, int64_t size, std::vector<float>& maxima) {
     const int64_t blocks = block_count(size);
     maxima.resize(blocks);
     float padded[kRowBlock];
     float largest = -INFINITY;
     for (int64_t block = 0; block < blocks; ++block) {
-        const float *x = block_at(row, size, block, padded);
+        const float* x = block_at(row, size, block, padded);
         Floats m0 = all(-INFINITY), m1 = m0;
         for (int64_t i = 0; i < kRowBlock; i += 2 * kLanes) {
             m0 = max_of(load(x + i), m0);
@@ -134,16 +130,15 @@ float row_block_maxima(const float *row, int64_t size, std::vector<float> &maxim
     return largest;
 }
 
-double row_block_weights(const float *row, int64_t size, const std::vector<float> &maxima, float max,
-                         float scale, std::vector<float> &sums) {
+double row_block_weights(const float* row, int64_t size, const std::vector<float>& maxima, float max,
+                         float scale, std::vector<float>& sums) {
     const int64_t blocks = block_count(size);
     sums.assign(blocks, 0.0f);
     float padded[kRowBlock];
     double total = 0;
     for (int64_t block = 0; block < blocks; ++block) {
-        if (!((maxima[block] - max) * scale > kLeastExponent))
-            continue; // all its weights are 0
-        const float *x = block_at(row, size, block, padded);
+        if (!((maxima[block] - max) * scale > kLeastExponent)) continue;  // all its weights are 0
+        const float* x = block_at(row, size, block, padded);
         Floats s0 = all(0), s1 = s0;
         for (int64_t i = 0; i < kRowBlock; i += 2 * kLanes) {
             s0 += weight(load(x + i), max, scale);
@@ -155,14 +150,13 @@ double row_block_weights(const float *row, int64_t size, const std::vector<float
     return total;
 }
 
-int32_t row_find_weight(const float *row, int64_t size, const std::vector<float> &sums, float max,
+int32_t row_find_weight(const float* row, int64_t size, const std::vector<float>& sums, float max,
                         float scale, double target) {
     int64_t found = 0;
     double before = 0;
     double before_found = 0;
     for (int64_t block = 0; block < std::ssize(sums) && before <= target; ++block) {
-        if (sums[block] == 0)
-            continue;
+        if (sums[block] == 0) continue;
         found = block;
         before_found = before;
         before += sums[block];
@@ -173,27 +167,24 @@ int32_t row_find_weight(const float *row, int64_t size, const std::vector<float>
     // Summed in another order than the block was, so the last id with a weight ends the walk in any case.
     int64_t last = 0;
     for (int64_t i = 0; i < kRowBlock && before_found <= target; ++i) {
-        if (weights[i] == 0)
-            continue;
+        if (weights[i] == 0) continue;
         last = i;
         before_found += weights[i];
     }
     return static_cast<int32_t>(found * kRowBlock + last);
 }
 
-void row_gather(const float *row, int64_t size, const std::vector<float> &maxima, float threshold, float max,
-                float scale, std::vector<Candidate> &out) {
+void row_gather(const float* row, int64_t size, const std::vector<float>& maxima, float threshold, float max,
+                float scale, std::vector<Candidate>& out) {
     threshold = std::max(threshold, -FLT_MAX);
     float padded[kRowBlock];
     float weights[kRowBlock];
     size_t count = 0;
     for (int64_t block = 0; block < std::ssize(maxima); ++block) {
-        if (maxima[block] < threshold)
-            continue;
-        const float *x = block_at(row, size, block, padded);
+        if (maxima[block] < threshold) continue;
+        const float* x = block_at(row, size, block, padded);
         block_weights(x, max, scale, weights);
-        if (out.size() < count + kRowBlock)
-            out.resize(2 * count + kRowBlock);
+        if (out.size() < count + kRowBlock) out.resize(2 * count + kRowBlock);
         // Without a branch: on flat rows it would be mispredicted all the time.
         for (int64_t i = 0; i < kRowBlock; ++i) {
             out[count] = {x[i] > FLT_MAX ? FLT_MAX : x[i], weights[i],
@@ -204,16 +195,15 @@ void row_gather(const float *row, int64_t size, const std::vector<float> &maxima
     out.resize(count);
 }
 
-void row_copy_masked(const float *row, int64_t size, const uint32_t *mask, float *target) {
+void row_copy_masked(const float* row, int64_t size, const uint32_t* mask, float* target) {
     constexpr Words kBit = {1, 2, 4, 8, 16, 32, 64, 128};
     int64_t i = 0;
     for (; i + kLanes <= size; i += kLanes) {
-        const uint32_t byte = mask[i / 32] >> (i % 32); // its low 8 bits belong to these 8 lanes
+        const uint32_t byte = mask[i / 32] >> (i % 32);  // its low 8 bits belong to these 8 lanes
         const Words selected = (Words{} + byte) & kBit;
         store(target + i, selected != 0 ? load(row + i) : all(-INFINITY));
     }
-    for (; i < size; ++i)
-        target[i] = (mask[i / 32] >> (i % 32) & 1) ? row[i] : -INFINITY;
+    for (; i < size; ++i) target[i] = (mask[i / 32] >> (i % 32) & 1) ? row[i] : -INFINITY;
 }
 
-} // namespace treadle
+}  // namespace treadle

@@ -29,14 +29,14 @@ namespace treadle {
 
 // One token to choose. Several picks may name the same row.
 struct Pick {
-    const float *row; // f32[vocab], only read
-    const SamplerState *state;
+    const float* row;  // f32[vocab], only read
+    const SamplerState* state;
 };
 
 struct Choice {
     int32_t token;
-    float logprob;                              // NaN unless asked for
-    std::vector<std::pair<int32_t, float>> top; // (id, logprob), most likely first
+    float logprob;                               // NaN unless asked for
+    std::vector<std::pair<int32_t, float>> top;  // (id, logprob), most likely first
 };
 
 // Mask, suppression and logits left nothing to choose. The other picks are not at fault and may be sampled
@@ -44,7 +44,7 @@ struct Choice {
 class NoTokenLeft : public std::runtime_error {
 public:
     explicit NoTokenLeft(std::vector<int64_t> picks);
-    const std::vector<int64_t> &picks() const { return picks_; }
+    const std::vector<int64_t>& picks() const { return picks_; }
 
 private:
     std::vector<int64_t> picks_;
@@ -58,7 +58,7 @@ public:
     // One choice per pick; states are not changed. Results depend on neither pool nor neighbours. A null pool
     // samples on the calling thread. Throws std::invalid_argument for a state of another vocabulary size,
     // NoTokenLeft.
-    std::vector<Choice> sample(std::span<const Pick> picks, Pool *pool);
+    std::vector<Choice> sample(std::span<const Pick> picks, Pool* pool);
 
     int64_t vocab_size() const { return vocab_size_; }
 
@@ -74,17 +74,17 @@ private:
         std::vector<Candidate> selection;
     };
 
-    Choice choose(const Pick &pick, Scratch &scratch) const;
-    int32_t draw(const float *logits, const SamplerState &state, Scratch &scratch) const;
-    void add_logprobs(const Pick &pick, Scratch &scratch, Choice &choice) const;
-    void keep_most_likely(int64_t count, Scratch &scratch) const;
-    float kth_largest_bound(int64_t k, Scratch &scratch) const;
+    Choice choose(const Pick& pick, Scratch& scratch) const;
+    int32_t draw(const float* logits, const SamplerState& state, Scratch& scratch) const;
+    void add_logprobs(const Pick& pick, Scratch& scratch, Choice& choice) const;
+    void keep_most_likely(int64_t count, Scratch& scratch) const;
+    float kth_largest_bound(int64_t k, Scratch& scratch) const;
     std::unique_ptr<Scratch> take_scratch();
     void give_back(std::unique_ptr<Scratch> scratch);
 
     int64_t vocab_size_;
     std::mutex idle_mutex_;
-    std::vector<std::unique_ptr<Scratch>> idle_; // never more than choices were ever in progress at once
+    std::vector<std::unique_ptr<Scratch>> idle_;  // never more than choices were ever in progress at once
 };
 
-} // namespace treadle
+}  // namespace treadle

@@ -21,18 +21,21 @@ namespace {
 std::vector<int> first_allowed(int count) {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
-        throw std::runtime_error("the CPU affinity of this process cannot be read; name the CPUs of the pool");
+        throw std::runtime_error(
+            "the CPU affinity of this process cannot be read; name the CPUs of the pool");
     std::vector<int> cpus;
     for (int cpu = 0; cpu < CPU_SETSIZE && static_cast<int>(cpus.size()) < count; ++cpu)
         if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
     if (static_cast<int>(cpus.size()) < count)
-        throw std::invalid_argument("a pool of " + std::to_string(count) + " threads was asked for, but this process may use " +
+        throw std::invalid_argument("a pool of " + std::to_string(count) +
+                                    " threads was asked for, but this process may use " +
                                     std::to_string(cpus.size()) + " CPUs");
     return cpus;
 }
 
 void init_pool(Pool* self, int threads, const std::optional<std::vector<int>>& cpus) {
-    if (threads < 1) throw std::invalid_argument("a pool needs at least 1 thread, not " + std::to_string(threads));
+    if (threads < 1)
+        throw std::invalid_argument("a pool needs at least 1 thread, not " + std::to_string(threads));
     if (cpus && static_cast<int>(cpus->size()) != threads)
         throw std::invalid_argument(std::to_string(threads) + " threads need as many CPUs, but " +
                                     std::to_string(cpus->size()) + " were named");
@@ -44,7 +47,8 @@ void init_pool(Pool* self, int threads, const std::optional<std::vector<int>>& c
 void bind_threads(nb::module_& m) {
     nb::class_<Pool>(m, "Pool", "Pinned worker threads that native calls share. Idle ones use no CPU.")
         .def("__init__", &init_pool, nb::arg("threads"), nb::arg("cpus") = nb::none(),
-             "`cpus`: one logical CPU id per thread; None takes the first ones that this process may use. ValueError "
+             "`cpus`: one logical CPU id per thread; None takes the first ones that this process may use. "
+             "ValueError "
              "names what does not fit.")
         .def_prop_ro("threads", &Pool::size, "Number of workers, the calling thread included.");
 }

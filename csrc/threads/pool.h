@@ -1,7 +1,7 @@
 // Persistent pinned workers.
 //
-// The calling thread is worker 0: while a job runs it is pinned to the first CPU and gets its own affinity back
-// afterwards. The others sleep on a futex between jobs, so an idle pool uses no CPU.
+// The calling thread is worker 0: while a job runs it is pinned to the first CPU and gets its own affinity
+// back afterwards. The others sleep on a futex between jobs, so an idle pool uses no CPU.
 #pragma once
 
 #include <sched.h>
@@ -26,12 +26,13 @@ public:
 
     int size() const { return static_cast<int>(cpus_.size()); }
 
-    // Calls job(worker) once on each of the workers and returns when all have returned. Only one job runs at a
-    // time; a second caller waits. Must not be called from inside a job. `job` must not throw.
+    // Calls job(worker) once on each of the workers and returns when all have returned. Only one job runs at
+    // a time; a second caller waits. Must not be called from inside a job. `job` must not throw.
     template <class Job>
     void run(Job&& job) {
-        run_erased([](void* context, int worker) { (*static_cast<std::remove_reference_t<Job>*>(context))(worker); },
-                   &job);
+        run_erased(
+            [](void* context, int worker) { (*static_cast<std::remove_reference_t<Job>*>(context))(worker); },
+            &job);
     }
 
     // Calls f(i) for every i in [0, n), claimed one by one.

@@ -5,9 +5,10 @@
 //   keys    [head_dim / 2][32 tokens][2]    so that one vector holds a pair of dimensions of 16 tokens
 //   values  [32 / 2 tokens][head_dim][2]    so that one vector holds a pair of tokens of 16 dimensions
 //
-// Softmax runs online (arXiv 2205.14135) over steps of 128 keys inside splits of 512 keys, both counted from the start of the
-// sequence; splits are merged in order. A query's result therefore does not depend on how many queries are computed
-// together, on the chunk of the prompt it came in, or on which thread had which split.
+// Softmax runs online (arXiv 2205.14135) over steps of 128 keys inside splits of 512 keys, both counted from
+// the start of the sequence; splits are merged in order. A query's result therefore does not depend on how
+// many queries are computed together, on the chunk of the prompt it came in, or on which thread had which
+// split.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@
 
 namespace treadle {
 
-inline constexpr int kBlock = 32;          // tokens per cache block
-inline constexpr int kAttentionStep = 128; // keys per softmax step: scores of 8 rows stay in L1 (4 KiB)
-inline constexpr int kSplit = 512;         // keys per split: 256 KiB of keys and values at 128 dimensions
+inline constexpr int kBlock = 32;           // tokens per cache block
+inline constexpr int kAttentionStep = 128;  // keys per softmax step: scores of 8 rows stay in L1 (4 KiB)
+inline constexpr int kSplit = 512;          // keys per split: 256 KiB of keys and values at 128 dimensions
 inline constexpr int kMaxAttentionRows = 32;
 
 // Some rows (query x head of one group) against the keys of one split.
@@ -40,7 +41,8 @@ struct AttentionSplit {
 struct AttentionKernels {
     void (*split)(const AttentionSplit&);
     // Adds split `b` to `a`, which comes before it; the arrays are one row's.
-    void (*merge)(float* max_a, float* sum_a, float* out_a, float max_b, float sum_b, const float* out_b, int head_dim);
+    void (*merge)(float* max_a, float* sum_a, float* out_a, float max_b, float sum_b, const float* out_b,
+                  int head_dim);
     // Puts one token's key and value into slot `slot` of a block.
     void (*store)(const float* key, const float* value, int head_dim, uint16_t* block, int slot);
 };

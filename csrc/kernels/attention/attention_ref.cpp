@@ -29,7 +29,8 @@ void split(const AttentionSplit& a) {
         const auto score = [&](int64_t key) {
             float dot = 0;
             for (int d = 0; d < a.head_dim; ++d)
-                dot += bf16_to_float(a.query[r][d]) * key_at(block_of(key), static_cast<int>(key % kBlock), d);
+                dot +=
+                    bf16_to_float(a.query[r][d]) * key_at(block_of(key), static_cast<int>(key % kBlock), d);
             return dot * a.scale;
         };
         for (int64_t key = a.begin; key < end; ++key) a.max[r] = std::max(a.max[r], score(key));
@@ -38,13 +39,15 @@ void split(const AttentionSplit& a) {
             a.sum[r] += p;
             const float rounded = bf16_to_float(float_to_bf16(p));
             for (int d = 0; d < a.head_dim; ++d)
-                out[d] += rounded *
-                          bf16_to_float(block_of(key)[value_index(a.head_dim, static_cast<int>(key % kBlock), d)]);
+                out[d] +=
+                    rounded *
+                    bf16_to_float(block_of(key)[value_index(a.head_dim, static_cast<int>(key % kBlock), d)]);
         }
     }
 }
 
-void merge(float* max_a, float* sum_a, float* out_a, float max_b, float sum_b, const float* out_b, int head_dim) {
+void merge(float* max_a, float* sum_a, float* out_a, float max_b, float sum_b, const float* out_b,
+           int head_dim) {
     if (sum_b == 0.0f) return;
     const float max = std::max(*max_a, max_b);
     const float shrink_a = std::exp2(*max_a - max), shrink_b = std::exp2(max_b - max);

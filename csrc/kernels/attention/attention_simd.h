@@ -73,25 +73,26 @@ void attention_split(const AttentionSplit& a) {
     alignas(64) uint16_t p[kMaxAttentionRows][kAttentionStep];
     const float none = -__builtin_inff();
     for (int r = 0; r < a.rows; ++r) a.max[r] = none, a.sum[r] = 0;
-    for (int64_t i = 0; i < static_cast<int64_t>(a.rows) * a.head_dim; i += 16) float_store(a.out + i, float_zero());
+    for (int64_t i = 0; i < static_cast<int64_t>(a.rows) * a.head_dim; i += 16)
+        float_store(a.out + i, float_zero());
 
     for (int64_t key = a.begin; key < a.end; key += kAttentionStep) {
-        const int blocks =
-            static_cast<int>(((a.end - key < kAttentionStep ? a.end - key : kAttentionStep) + kBlock - 1) / kBlock);
+        const int blocks = static_cast<int>(
+            ((a.end - key < kAttentionStep ? a.end - key : kAttentionStep) + kBlock - 1) / kBlock);
         const uint16_t* values[kAttentionStep / kBlock];
         for (int b = 0; b < blocks; ++b) {
             const uint16_t* keys = a.cache + a.table[key / kBlock + b] * a.block_stride;
             values[b] = keys + static_cast<int64_t>(kBlock) * a.head_dim;
             for (int r = 0; r < a.rows; r += kScoreRows)
-                with_rows<kScoreRows>(a.rows - r, [&](auto rows) {
-                    score_block<rows>(a, r, keys, &scores[r][b * kBlock]);
-                });
+                with_rows<kScoreRows>(
+                    a.rows - r, [&](auto rows) { score_block<rows>(a, r, keys, &scores[r][b * kBlock]); });
         }
         for (int r = 0; r < a.rows; ++r) {
             const int seen = static_cast<int>(a.limit[r] - key);  // keys of this step that the row may see
             for (int i = seen < 0 ? 0 : seen; i < blocks * kBlock; ++i) scores[r][i] = none;
             Float largest = float_splat(a.max[r]);
-            for (int i = 0; i < blocks * kBlock; i += 16) largest = float_max(largest, float_load(&scores[r][i]));
+            for (int i = 0; i < blocks * kBlock; i += 16)
+                largest = float_max(largest, float_load(&scores[r][i]));
             const float max = float_max_of(largest);
             const float base = max == none ? 0.0f : max;  // a row that sees nothing yet keeps a sum of zero
             Float sum = float_zero();
@@ -107,7 +108,8 @@ void attention_split(const AttentionSplit& a) {
             if (max != a.max[r]) {
                 a.max[r] = max;
                 float* out = a.out + r * a.head_dim;
-                for (int d = 0; d < a.head_dim; d += 16) float_store(out + d, float_mul(float_load(out + d), shrink));
+                for (int d = 0; d < a.head_dim; d += 16)
+                    float_store(out + d, float_mul(float_load(out + d), shrink));
             }
         }
         for (int r = 0; r < a.rows; r += kValueRows)
@@ -121,7 +123,8 @@ void attention_merge(float* max_a, float* sum_a, float* out_a, float max_b, floa
                      int head_dim) {
     if (sum_b == 0.0f) return;
     const float max = *max_a > max_b ? *max_a : max_b;
-    const Float shrink_a = float_exp2(float_splat(*max_a - max)), shrink_b = float_exp2(float_splat(max_b - max));
+    const Float shrink_a = float_exp2(float_splat(*max_a - max)),
+                shrink_b = float_exp2(float_splat(max_b - max));
     float a[16], b[16];
     float_store(a, shrink_a);
     float_store(b, shrink_b);
@@ -137,7 +140,8 @@ void attention_store(const float* key, const float* value, int head_dim, uint16_
     uint16_t* values = block + static_cast<int64_t>(kBlock) * head_dim + slot / 2 * head_dim * 2 + slot % 2;
     for (int d = 0; d < head_dim; d += 16) {
         store_bf16(narrow, float_load(key + d));
-        for (int i = 0; i < 16; i += 2) __builtin_memcpy(block + ((d + i) / 2 * kBlock + slot) * 2, narrow + i, 4);
+        for (int i = 0; i < 16; i += 2)
+            __builtin_memcpy(block + ((d + i) / 2 * kBlock + slot) * 2, narrow + i, 4);
         store_bf16(narrow, float_load(value + d));
         for (int i = 0; i < 16; ++i) values[(d + i) * 2] = narrow[i];
     }

@@ -1,8 +1,8 @@
 // y = W x, the kernels.
 //
-// A kernel computes a tile: a few rows of activations times one panel (16 outputs) of weights over a range of K, added to
-// a float tile. Every output is the same chain of operations whatever the tile it is in, so results do not depend on the
-// number of rows, the split of K or the threads.
+// A kernel computes a tile: a few rows of activations times one panel (16 outputs) of weights over a range of
+// K, added to a float tile. Every output is the same chain of operations whatever the tile it is in, so
+// results do not depend on the number of rows, the split of K or the threads.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct LinearKernels {
     LinearKernel tile[kMaxTileRows] = {};  // [rows - 1]
     int max_two_byte_rows = 0;             // 0: the format has no kernels for two-byte activations
     LinearKernel two_byte_tile[kMaxTileRows] = {};
-    bool bf16_activations = false;         // reads x_bf16, not x
+    bool bf16_activations = false;  // reads x_bf16, not x
 };
 
 LinearKernels linear_kernels(Isa isa, Format format);

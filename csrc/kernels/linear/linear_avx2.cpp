@@ -1,4 +1,5 @@
-// 16 registers, two per vector of 16 lanes: 4 rows of accumulators take 8, the weights and their masks the rest.
+// 16 registers, two per vector of 16 lanes: 4 rows of accumulators take 8, the weights and their masks the
+// rest.
 #define TREADLE_TILE_ROWS 4
 #define TREADLE_TWO_BYTE_ROWS 2
 

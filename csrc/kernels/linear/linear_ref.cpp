@@ -1,5 +1,5 @@
-// The readable reference: one output and one row at a time, straight from the packed layout of quant/format.h, in the order
-// of operations that every kernel keeps.
+// The readable reference: one output and one row at a time, straight from the packed layout of
+// quant/format.h, in the order of operations that every kernel keeps.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -26,12 +26,12 @@ int code_at(int bits, const uint8_t* group, int lane, int k) {
         return (p[step / per_byte * 64 + byte] >> (step % per_byte * width)) & ((1 << width) - 1);
     };
     switch (bits) {
-        case 2: return plane(group, 2);
-        case 3: return plane(group, 2) | plane(group + 128, 1) << 2;
-        case 4: return plane(group, 4);
-        case 5: return plane(group, 4) | plane(group + 256, 1) << 4;
-        case 6: return plane(group, 4) | plane(group + 256, 2) << 4;
-        default: return plane(group, 8);
+    case 2: return plane(group, 2);
+    case 3: return plane(group, 2) | plane(group + 128, 1) << 2;
+    case 4: return plane(group, 4);
+    case 5: return plane(group, 4) | plane(group + 256, 1) << 4;
+    case 6: return plane(group, 4) | plane(group + 256, 2) << 4;
+    default: return plane(group, 8);
     }
 }
 
@@ -54,7 +54,9 @@ float int_output(const LinearTile& t, int lane, float out) {
             }
             if (f.super) {
                 const uint8_t byte = scales[i * kPanel + lane];
-                const int scale = kFormat == Format::q2_k ? byte & 0xF : f.min ? byte : static_cast<int8_t>(byte);
+                const int scale = kFormat == Format::q2_k ? byte & 0xF
+                                  : f.min                 ? byte
+                                                          : static_cast<int8_t>(byte);
                 sum = std::fma(static_cast<float>(dot), static_cast<float>(scale), sum);
             } else {
                 const int64_t group = k / kGroup + i;

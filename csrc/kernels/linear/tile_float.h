@@ -2,7 +2,8 @@
 
 template <Format kFormat, int kRows>
 void float_tile(const LinearTile& t) {
-    constexpr int kUnit = kFormat == Format::f16 ? 2 : 4;  // bytes per lane and step; a BF16 step is a pair of k
+    constexpr int kUnit =
+        kFormat == Format::f16 ? 2 : 4;  // bytes per lane and step; a BF16 step is a pair of k
     constexpr int kStepK = kFormat == Format::bf16 ? 2 : 1;
     Float acc[kRows];
     for (int r = 0; r < kRows; ++r) acc[r] = float_load(t.out + r * t.out_stride);

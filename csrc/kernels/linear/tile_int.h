@@ -1,7 +1,7 @@
 // The integer tile, for any SIMD header. Included by ISA-specific sources inside their namespace.
 //
-// One lane per output, one broadcast of four activations per dot product: no horizontal sums, and the weights of a step are
-// unpacked once for all rows of the tile.
+// One lane per output, one broadcast of four activations per dot product: no horizontal sums, and the weights
+// of a step are unpacked once for all rows of the tile.
 
 // Unpacks the weights of 32 k and calls use(s, w) for each step s of 4 k, w as unsigned bytes.
 template <Format kFormat, class Use>
@@ -100,8 +100,10 @@ void int_tile(const LinearTile& t) {
             f.super ? kGroupsPerSuper : static_cast<int>((t.k - k < kSuper ? t.k - k : kSuper) / kGroup);
         const size_t header = header_bytes(kFormat, groups);
         const uint8_t* scales = w + 2 * kPanel * (f.min ? 2 : 1);  // formats with super-scales
-        Float sum[kRows];  // with super-scales: of this superblock, before the super-scale; else: of all so far
-        for (int r = 0; r < kRows; ++r) sum[r] = f.super ? float_zero() : float_load(t.out + r * t.out_stride);
+        Float
+            sum[kRows];  // with super-scales: of this superblock, before the super-scale; else: of all so far
+        for (int r = 0; r < kRows; ++r)
+            sum[r] = f.super ? float_zero() : float_load(t.out + r * t.out_stride);
 
         for (int g = 0; g < groups; ++g) {
             const int64_t group = k / kGroup + g;
@@ -110,8 +112,9 @@ void int_tile(const LinearTile& t) {
                 for (int r = 0; r < kRows; ++r) {
                     acc[r] = low[r] = int_zero();
                     if constexpr (f.offset != 0) {
-                        const int32_t* negative = f.scale_k == 16 ? t.a.neg16 + (r * t.a.groups32 + group) * 2 + half
-                                                                  : t.a.neg32 + r * t.a.groups32 + group;
+                        const int32_t* negative = f.scale_k == 16
+                                                      ? t.a.neg16 + (r * t.a.groups32 + group) * 2 + half
+                                                      : t.a.neg32 + r * t.a.groups32 + group;
                         (kTwoBytes ? low : acc)[r] = int_shift_left<log2_of(f.offset)>(int_splat(*negative));
                     }
                 }
@@ -138,7 +141,8 @@ void int_tile(const LinearTile& t) {
             };
             const uint8_t* codes = w + header + g * kGroupBytes;
             if (t.prefetch)
-                for (size_t line = 0; line < kGroupBytes; line += 64) __builtin_prefetch(codes + kAhead + line);
+                for (size_t line = 0; line < kGroupBytes; line += 64)
+                    __builtin_prefetch(codes + kAhead + line);
             start(0);
             unpack_group<kFormat>(codes, [&](auto s, Bytes weights) {
                 if constexpr (kScalesPerGroup == 2 && s == 4) {

@@ -1,9 +1,9 @@
-// The table of one ISA's kernels. Included by ISA-specific sources inside their namespace, after a SIMD header;
-// TREADLE_TILE_ROWS is the number of rows whose accumulators, partial sums and weights fit the register file,
-// TREADLE_TWO_BYTE_ROWS the same with two accumulators per row.
+// The table of one ISA's kernels. Included by ISA-specific sources inside their namespace, after a SIMD
+// header; TREADLE_TILE_ROWS is the number of rows whose accumulators, partial sums and weights fit the
+// register file, TREADLE_TWO_BYTE_ROWS the same with two accumulators per row.
 
-#include "kernels/linear/tile_int.h"
 #include "kernels/linear/tile_float.h"
+#include "kernels/linear/tile_int.h"
 
 template <Format kFormat, int kRows>
 void any_tile(const LinearTile& t) {
@@ -35,7 +35,8 @@ LinearKernels format_kernels() {
 LinearKernels linear_kernels(Format format) {
     LinearKernels kernels;
     [&]<int... kFormat>(std::integer_sequence<int, kFormat...>) {
-        ((static_cast<int>(format) == kFormat ? void(kernels = format_kernels<static_cast<Format>(kFormat)>()) : void()),
+        ((static_cast<int>(format) == kFormat ? void(kernels = format_kernels<static_cast<Format>(kFormat)>())
+                                              : void()),
          ...);
     }(std::make_integer_sequence<int, kFormats>{});
     return kernels;

@@ -10,7 +10,8 @@ namespace treadle {
 //
 //   q[m][k] = round(x[m][k] / scale[m][k / scale_k]),   scale = max |x| / 127 over the group
 //
-// or, for models that are too small to hide 8-bit rounding, to 15 bits in [-16256, 16256] as two signed bytes:
+// or, for models that are too small to hide 8-bit rounding, to 15 bits in [-16256, 16256] as two signed
+// bytes:
 //
 //   high[m][k] * 128 + low[m][k] = round(x[m][k] / scale),   scale = max |x| / 16256
 //

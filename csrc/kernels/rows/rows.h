@@ -22,11 +22,12 @@ struct RowKernels {
     // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]   (RMSNorm, arXiv 1910.07467); out may be x
     void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
 
-    // Quantises n values, a multiple of 32, with one scale per scale_k values (32 or 256; the last group may be shorter).
+    // Quantises n values, a multiple of 32, with one scale per scale_k values (32 or 256; the last group may
+    // be shorter).
     void (*quantise)(const float* x, int64_t n, int scale_k, const QuantisedRow& out);
 
-    // Rotates the pairs of a head of n values by angles given as cos and sin [n / 2] (RoPE, arXiv 2104.09864).
-    // Pairs are (i, i + n/2) with `neox`, (2i, 2i + 1) without. In place.
+    // Rotates the pairs of a head of n values by angles given as cos and sin [n / 2] (RoPE, arXiv
+    // 2104.09864). Pairs are (i, i + n/2) with `neox`, (2i, 2i + 1) without. In place.
     void (*rope)(float* x, int64_t n, const float* cos, const float* sin, bool neox);
 
     // out[i] = gate[i] / (1 + exp(-gate[i])) * up[i]   (SwiGLU, arXiv 2002.05202)

@@ -13,7 +13,8 @@ inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     for (; i < n; ++i) sum += x[i] * x[i];
     const float factor = 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
     for (i = 0; i + 16 <= n; i += 16)
-        float_store(out + i, float_mul(float_mul(float_load(x + i), float_splat(factor)), float_load(weight + i)));
+        float_store(out + i,
+                    float_mul(float_mul(float_load(x + i), float_splat(factor)), float_load(weight + i)));
     for (; i < n; ++i) out[i] = x[i] * factor * weight[i];
 }
 

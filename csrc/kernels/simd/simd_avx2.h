@@ -1,5 +1,5 @@
-// Sixteen 32-bit lanes in two 256-bit registers: the same operations as simd_avx512.h. Included by ISA-specific sources
-// only, inside their namespace.
+// Sixteen 32-bit lanes in two 256-bit registers: the same operations as simd_avx512.h. Included by
+// ISA-specific sources only, inside their namespace.
 struct Int {
     __m256i lo, hi;
 };
@@ -54,7 +54,9 @@ inline Bytes bytes_lookup(const int8_t* table, Bytes code) {
     const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
     return {_mm256_shuffle_epi8(t, code.lo), _mm256_shuffle_epi8(t, code.hi)};
 }
-inline Bytes bytes_xor(Bytes a, Bytes b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
+inline Bytes bytes_xor(Bytes a, Bytes b) {
+    return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
+}
 
 // acc[n] += sum over b of u8 w[n][b] * i8 a[b], for the four bytes at `a`
 template <bool kWide>  // whether w may exceed 127
@@ -181,7 +183,8 @@ inline void store_bf16(uint16_t* p, Float a) {
     const auto round = [](__m256 v) {
         const __m256i bits = _mm256_castps_si256(v);
         const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-        return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
+        return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))),
+                                 16);
     };
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(round(a.lo), round(a.hi)), 0xD8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);

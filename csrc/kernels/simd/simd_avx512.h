@@ -1,4 +1,5 @@
-// Sixteen 32-bit lanes in one 512-bit register. Included by ISA-specific sources only, inside their namespace.
+// Sixteen 32-bit lanes in one 512-bit register. Included by ISA-specific sources only, inside their
+// namespace.
 //
 // TREADLE_VNNI and TREADLE_BF16 say whether the source is compiled for those extensions.
 using Int = __m512i;    // 16 x i32
@@ -31,10 +32,13 @@ inline Bytes bytes_shift_left(Bytes a) {
     return _mm512_slli_epi16(a, kShift);
 }
 // a | (b & mask)
-inline Bytes bytes_or_and(Bytes a, Bytes b, Bytes mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0xF8); }
+inline Bytes bytes_or_and(Bytes a, Bytes b, Bytes mask) {
+    return _mm512_ternarylogic_epi32(a, b, mask, 0xF8);
+}
 // table[code] for 16 bytes at `table`
 inline Bytes bytes_lookup(const int8_t* table, Bytes code) {
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), code);
+    return _mm512_shuffle_epi8(
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), code);
 }
 inline Bytes bytes_xor(Bytes a, Bytes b) { return _mm512_xor_si512(a, b); }
 
@@ -97,11 +101,11 @@ inline Float float_sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
 inline Float float_div(Float a, Float b) { return _mm512_div_ps(a, b); }
 inline Float float_max(Float a, Float b) { return _mm512_max_ps(a, b); }
 inline Float float_min(Float a, Float b) { return _mm512_min_ps(a, b); }
-inline Float float_fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }        // a * b + c
-inline Float float_fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }      // c - a * b
-inline Float float_round(Float a) { return _mm512_roundscale_ps(a, 0); }                      // ties to even
-inline Float float_scale_power(Float a, Float n) { return _mm512_scalef_ps(a, n); }           // a * 2^n, n whole
-inline Int to_int(Float a) { return _mm512_cvtps_epi32(a); }                                  // ties to even
+inline Float float_fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
+inline Float float_fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
+inline Float float_round(Float a) { return _mm512_roundscale_ps(a, 0); }                  // ties to even
+inline Float float_scale_power(Float a, Float n) { return _mm512_scalef_ps(a, n); }       // a * 2^n, n whole
+inline Int to_int(Float a) { return _mm512_cvtps_epi32(a); }                              // ties to even
 inline Float float_abs(Float a) { return _mm512_abs_ps(a); }
 inline void store_i8(int8_t* p, Int a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
