@@ -52,6 +52,140 @@ class Gguf:
     def tensor(self, name: str) -> GgufTensor:
         """Raises KeyError for an unknown name."""
 
+# program
+
+BLOCK: int
+"""Tokens per block of the KV cache."""
+
+def isa() -> str:
+    """What TREADLE_ISA names, or the highest of ``isas()``. Raises RuntimeError with the allowed names."""
+
+def isas() -> list[str]:
+    """Levels of kernels that run on this CPU, lowest first, of: ref, avx2, avx512, vnni, bf16."""
+
+def dequantise(format: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Values float32 [n] of whole blocks ``data`` [bytes] as a GGUF file holds them. Raises ValueError."""
+
+def packed_bytes(format: str, rows: int, cols: int) -> int:
+    """Bytes that ``pack`` takes for such a matrix. Raises ValueError for an unknown format."""
+
+class Matrix:
+    """Weights [rows, cols] in the layout that the kernels read. Made by ``pack``."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def format(self) -> str:
+        """As in ggml: ``Q4_K``."""
+    @property
+    def nbytes(self) -> int: ...
+
+def pack(pool: Pool, format: str, data: npt.NDArray[np.uint8], rows: int, cols: int) -> Matrix:
+    """Copy ``data`` [bytes], a matrix as a GGUF file holds it. Raises ValueError when sizes do not fit."""
+
+def linear(
+    pool: Pool, isa: str, matrix: Matrix, x: npt.NDArray[np.float32], two_bytes: bool = False
+) -> npt.NDArray[np.float32]:
+    """``x`` [m, cols] times the transposed matrix: [m, rows]. ``two_bytes`` as of Program. For tests."""
+
+def bench_linear(pool: Pool, matrix: Matrix, rows: int, seconds: float) -> float:
+    """Seconds per product with ``rows`` rows of activations, over at least ``seconds`` of products."""
+
+class Program:
+    """A model as a list of operations on buffers, run whole for one step.
+
+    Buffers are activations float32 [rows, width], named by index. Building calls raise ValueError when shapes
+    do not fit, IndexError for an unknown buffer.
+    """
+
+    def __init__(
+        self, pool: Pool, isa: str, max_tokens: int, max_logits: int, blocks: int, two_bytes: bool
+    ) -> None:
+        """Limits of a step: ``max_tokens`` rows, ``max_logits`` wanted rows; and of the cache: ``blocks``.
+
+        ``two_bytes``: integer kernels read activations in 15 bits instead of 8 where the format allows it.
+        """
+
+    def buffer(self, width: int, logits: bool = False) -> int:
+        """Index of a new buffer: one row per token of a step, or with ``logits`` one per wanted row."""
+
+    def embed(self, format: str, table: npt.NDArray[np.uint8], rows: int, out: int) -> None:
+        """out = the rows of ``table``, [rows, width of out] as a GGUF file holds it, that the tokens name.
+
+        The table is not copied; the program keeps it alive.
+        """
+
+    def select(self, x: int, out: int) -> None:
+        """out, a buffer of wanted rows = these rows of x."""
+
+    def rms_norm(self, x: int, weight: npt.NDArray[np.float32], eps: float, out: int) -> None:
+        """out = x / sqrt(mean(x²) + eps) * weight [width] (arXiv 1910.07467)."""
+
+    def linear(
+        self,
+        x: int,
+        parts: Sequence[Matrix],
+        bias: npt.NDArray[np.float32] | None = None,
+        residual: int = -1,
+        *,
+        out: int,
+    ) -> None:
+        """out = x times each of ``parts`` transposed, side by side, + bias [width of out] + residual.
+
+        ``residual``: a buffer, which may be ``out`` itself; -1: none.
+        """
+
+    def gated_linear(self, x: int, gate: Matrix, up: Matrix, out: int) -> None:
+        """out = silu(x gateᵀ) * (x upᵀ) (SwiGLU, arXiv 2002.05202)."""
+
+    def angles(self, frequency: npt.NDArray[np.float32], magnitude: float = 1.0) -> None:
+        """Rotation of the attention operations that follow: radians per token of each pair [head_dim / 2].
+
+        ``magnitude`` scales sine and cosine (YaRN, arXiv 2309.00071).
+        """
+
+    def attention(
+        self,
+        qkv: int,
+        shape: tuple[int, int, int],
+        *,
+        neox: bool,
+        q_norm: npt.NDArray[np.float32] | None = None,
+        k_norm: npt.NDArray[np.float32] | None = None,
+        eps: float = 1e-6,
+        out: int,
+    ) -> None:
+        """out = causal attention over the sequence's cache, to which the step's keys and values are added.
+
+        ``shape``: (heads, kv_heads, head_dim); a row of ``qkv`` holds queries, keys and values in this order.
+        ``neox``: a pair is (i, i + head_dim / 2), else (2 i, 2 i + 1).
+        ``q_norm``, ``k_norm`` [head_dim]: weights of an RMS norm of every head before the rotation.
+        """
+
+    def run(
+        self,
+        tokens: npt.NDArray[np.int32],
+        query_lens: npt.NDArray[np.int32],
+        past_lens: npt.NDArray[np.int32],
+        slots: npt.NDArray[np.int32],
+        logits_rows: npt.NDArray[np.int32],
+        tables: npt.NDArray[np.int32],
+    ) -> None:
+        """Run one step, without the GIL; arrays as of treadle.engine.interfaces.StepRunner.
+
+        Raises ValueError when the arrays contradict each other or exceed the limits, and within one operation
+        what a signal handler raises (KeyboardInterrupt).
+        """
+
+    def rows(self, buffer: int) -> npt.NDArray[np.float32]:
+        """Rows [rows, width] of a buffer after the last step; a view that the next step overwrites."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache of all layers."""
+
 # sampling
 
 class NoTokenLeft(ValueError):
@@ -60,7 +194,7 @@ class NoTokenLeft(ValueError):
     picks: list[int]
 
 class SamplerState:
-    """What one request brings to the choice of its next token. Parameters as in treadle.core.SamplingParams."""
+    """What one request brings to the choice of its next token. Parameters: treadle.core.SamplingParams."""
 
     def __init__(
         self,
@@ -97,7 +231,7 @@ class Sampler:
         states: Sequence[SamplerState],
         pool: Pool | None = None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], list[list[tuple[int, float]] | None]]:
-        """Tokens int32 [n], log-probabilities float32 [n] and the most likely (id, log-probability) pairs [n]."""
+        """Tokens int32 [n], log-probabilities float32 [n], most likely (id, log-probability) pairs [n]."""
 
 # bench
 

@@ -98,7 +98,8 @@ class LLM:
     ) -> list[Completion]:
         """Continue each prompt, a text or a list of token ids, all as one continuous batch.
 
-        Texts are encoded without control tokens and start with the model's beginning-of-text token where it has one.
+        Texts are encoded without control tokens and start with the model's beginning-of-text token where it
+        has one.
         """
         if isinstance(prompts, str):
             prompts = [prompts]
@@ -151,8 +152,8 @@ class LLM:
             for past in range(0, len(ids), runner.max_sequences):  # as many wanted rows as a step may have
                 part = ids[past : past + runner.max_sequences]
                 rows = np.arange(len(part), dtype=np.int32)
-                counts = (np.array([n], np.int32) for n in (len(part), past, slot))
-                runner.run(part, *counts, rows)
+                length, before, table = (np.array([n], np.int32) for n in (len(part), past, slot))
+                runner.run(part, length, before, table, rows)
                 out[past : past + len(part)] = runner.logits
         return out
 
@@ -186,13 +187,13 @@ class LLM:
                 engine.add(job.request)
             while open_jobs:
                 for output in engine.step():
-                    job = open_jobs.get(output.id)
-                    if job is None:
+                    owner = open_jobs.get(output.id)
+                    if owner is None:
                         continue
-                    yield job.take(output)
+                    yield owner.take(output)
                     if output.finish_reason is not None:
                         del open_jobs[output.id]
-                    elif job.result.finish_reason is not None:
+                    elif owner.result.finish_reason is not None:
                         engine.cancel(output.id)  # a stop string; the last output brings the counts
         finally:
             for id in open_jobs:

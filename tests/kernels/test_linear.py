@@ -1,4 +1,4 @@
-"""y = W x for every weight format and ISA, against float64 NumPy on the values that the `gguf` package decodes."""
+"""y = W x for every weight format and ISA, against float64 NumPy on what the `gguf` package decodes."""
 
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ def test_product_equals_exact_arithmetic(
     y = _native.linear(pool, isa, _native.pack(pool, name, data, n, k), x)
     w, used = decoded(name, data, n, k).astype(np.float64), rounded_activations(x, name, isa)
     exact = used @ w.T
-    # Every product and sum in float32 rounds by at most 2^-24 of the sum of magnitudes, k times at worst; the formats
-    # with a minimum multiply codes and minimums apart, so their magnitudes are up to twice those of the weights.
+    # Every product and sum in float32 rounds by at most 2^-24 of the sum of magnitudes, k times at worst;
+    # formats with a minimum multiply codes and minimums apart, so that their magnitudes are up to twice those
+    # of the weights.
     bound = (np.abs(used) @ np.abs(w).T) * 2.0**-24 * np.sqrt(k) * 4
     assert np.all(np.abs(y - exact) <= bound + 1e-6)
 

@@ -24,7 +24,7 @@ def i32(*values: int) -> np.ndarray:
 
 
 def run(runner: Runner, ids: list[int], chunk: int = 10**9, slot: int = 0, most: int = 64) -> np.ndarray:
-    """Logits of every token [tokens, vocab], in steps of at most ``chunk`` tokens (and ``most`` wanted rows)."""
+    """Logits of every token [tokens, vocab], in steps of at most ``chunk`` tokens and ``most`` rows."""
     runner.tables[slot] = np.arange(runner.tables.shape[1]) + slot * runner.tables.shape[1]
     out = []
     step = min(chunk, most)
@@ -60,7 +60,7 @@ def test_a_bf16_cache_costs_little_against_a_float32_one(case: tuple[str, Any, P
     architecture, _, path = case
     exact = tiny.logits(tiny.make(architecture, attn_implementation="eager"), IDS)
     difference = run(load(path), IDS) - exact
-    # bf16 keeps 8 bits: each value is off by 2^-9 / sqrt(3) of itself on average; four operands in three layers.
+    # bf16 keeps 8 bits: a value is off by 2^-9 / sqrt(3) of itself on average; four operands, three layers.
     assert np.sqrt((difference**2).mean()) < np.sqrt(4 * 3 / 3) * 2.0**-9 * exact.std()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import (
     AttentionInterface,
     LlamaConfig,
@@ -25,7 +26,7 @@ VOCAB = 320
 def bf16_cache_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention in float32, with queries, keys, values and softmax weights rounded to bf16 where Treadle does."""
+    """Causal attention in float32; queries, keys, values, softmax weights rounded to bf16 as in Treadle."""
     groups = query.shape[1] // key.shape[1]
     q, k, v = (t.bfloat16().float() for t in (query, key, value))
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -37,17 +38,17 @@ def bf16_cache_attention(
 
 
 AttentionInterface.register("bf16_cache", bf16_cache_attention)
-SHAPE: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=96,
-    intermediate_size=160,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    max_position_embeddings=2048,
-    rms_norm_eps=1e-5,
-    initializer_range=0.02,  # of transformers
-)
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.02,  # of transformers
+}
 NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -118,7 +119,7 @@ def write(
     extra: dict[str, np.ndarray] | None = None,
     scaling: dict[str, Any] | None = None,
 ) -> None:
-    """A GGUF file with matrices of type ``kind`` (what `gguf.quants.quantize` can write) and float32 vectors."""
+    """A GGUF file of matrices of type ``kind``, which `gguf.quants.quantize` can write; float32 vectors."""
     c = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(c.num_hidden_layers)
@@ -149,13 +150,12 @@ def write(
     writer.close()
 
 
-@torch.no_grad()
-def logits(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
+def logits(model: PreTrainedModel, ids: list[int]) -> NDArray[np.float32]:
     """[tokens, vocab] by transformers, eager attention, float32."""
-    return model(torch.tensor([ids])).logits[0].float().numpy()
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor([ids])).logits[0].float())
 
 
-@torch.no_grad()
 def greedy(model: PreTrainedModel, ids: list[int], count: int) -> list[int]:
     """The next ``count`` greedy tokens by transformers."""
     out = model.generate(

@@ -18,11 +18,11 @@ SIZES = [1, 7, 63, 64, 65, 1023, 1024, 1025, 5003, 152064]
 REAL_VOCAB = 152064
 
 
-# --- Oracles ---------------------------------------------------------------------------------------------------------
+# --- Oracles ------------------------------------------------------------------------------------------------
 
 
 def philox4x32(key: int, position: int) -> list[int]:
-    """Philox4x32-10 as published (Salmon et al., SC 2011), checked below against its authors' known answers."""
+    """Philox4x32-10 as published (Salmon et al., SC 2011), checked below against its known answers."""
     word = 0xFFFFFFFF
     c = [position & word, position >> 32 & word, 0, 0]
     k = [key & word, key >> 32 & word]
@@ -82,7 +82,7 @@ def penalised(
     return x
 
 
-# --- Helpers ---------------------------------------------------------------------------------------------------------
+# --- Helpers ------------------------------------------------------------------------------------------------
 
 
 def one(row: Floats, state: SamplerState) -> int:
@@ -115,7 +115,7 @@ def log_row(probabilities: Sequence[float]) -> npt.NDArray[np.float32]:
     return np.log(float_row(probabilities))
 
 
-# --- Greedy ----------------------------------------------------------------------------------------------------------
+# --- Greedy -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -158,7 +158,7 @@ def test_two_infinities_share_the_probability() -> None:
     assert logprobs[0] == pytest.approx(np.log(0.5), abs=1e-6)
 
 
-# --- Random numbers --------------------------------------------------------------------------------------------------
+# --- Random numbers -----------------------------------------------------------------------------------------
 
 
 def test_the_oracle_is_philox() -> None:
@@ -216,7 +216,7 @@ def test_draws_follow_the_distribution(params: dict[str, Any]) -> None:
         assert chi2 < freedom + 5 * np.sqrt(2 * freedom)  # 5 standard deviations
 
 
-# --- Truncation ------------------------------------------------------------------------------------------------------
+# --- Truncation ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [5, 64, 1000, 20011, REAL_VOCAB])
@@ -296,7 +296,7 @@ def test_a_huge_temperature_is_uniform_over_possible_tokens() -> None:
     assert kept(row, temperature=1e300) == kept(row, temperature=1e300, top_k=4, min_p=0.5) == {0, 1, 3}
 
 
-# --- Changes of logits -----------------------------------------------------------------------------------------------
+# --- Changes of logits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -394,7 +394,7 @@ def test_a_mask_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     assert one(np.arange(100, dtype=np.float32), state) == 2
 
 
-# --- Log-probabilities -----------------------------------------------------------------------------------------------
+# --- Log-probabilities --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -425,7 +425,7 @@ def test_logprobs_only_where_asked_for() -> None:
     assert tops[2] is not None and [token for token, _ in tops[2]] == [0, 1, 2]
 
 
-# --- Batches ---------------------------------------------------------------------------------------------------------
+# --- Batches ------------------------------------------------------------------------------------------------
 
 
 def mixed_states(size: int) -> list[SamplerState]:
@@ -482,7 +482,7 @@ def test_an_empty_batch_is_empty() -> None:
     assert tokens.shape == logprobs.shape == (0,) and tops == []
 
 
-# --- Errors ----------------------------------------------------------------------------------------------------------
+# --- Errors -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -20,8 +20,8 @@ from treadle.weights.gguf import GgufModelFile
 from treadle.weights.loader import Progress, Weights
 
 GIB = 2**30
-# Models with fewer weights than this feel the rounding of activations to 8 bits (docs/performance.md), and have speed to
-# spare: they get 15 bits where the weight format allows it.
+# Models with fewer weights than this feel the rounding of activations to 8 bits (docs/performance.md), and
+# have speed to spare: they get 15 bits where the weight format allows it.
 TWO_BYTES_BELOW = 400_000_000
 
 
@@ -53,7 +53,8 @@ class Runner:
         if config.threads is not None:
             if not 1 <= config.threads <= len(cpus):
                 raise TreadleError(
-                    f"{config.threads} threads were asked for; this process may use 1 to {len(cpus)} physical cores"
+                    f"{config.threads} threads were asked for; this process may use 1 to {len(cpus)} "
+                    "physical cores"
                 )
             cpus = cpus[: config.threads]
         self._pool = _native.Pool(len(cpus), cpus)
@@ -77,8 +78,8 @@ class Runner:
         build(graph)
         if unused := weights.unused():
             raise TreadleError(
-                f"{file.path}: tensor {unused[0]!r} is no part of architecture {file.architecture!r} as Treadle knows it; "
-                "the model would answer wrongly without it"
+                f"{file.path}: tensor {unused[0]!r} is no part of architecture {file.architecture!r} as "
+                "Treadle knows it; the model would answer wrongly without it"
             )
         self._logits = graph.logits_buffer
         self.weight_bytes = weights.packed_bytes
@@ -125,8 +126,9 @@ class Runner:
 def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: RunnerConfig) -> int:
     """KV blocks that fit beside the weights. Raises TreadleError with the numbers when memory is too small.
 
-    Without a given size: one full context for each of 8 sequences, or a quarter of the memory that is left after the
-    weights, whichever is less; never under one full context. Memory is taken from the system only as blocks are used.
+    Without a given size: one full context for each of 8 sequences, or a quarter of the memory that is left
+    after the weights, whichever is less; never under one full context. Memory is taken from the system only
+    as blocks are used.
     """
     token_bytes = model.layers * 2 * model.kv_heads * model.head_dim * 2
     block_bytes = token_bytes * BLOCK
@@ -138,15 +140,17 @@ def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: 
         blocks = config.kv_memory // block_bytes
         if blocks < least:
             raise TreadleError(
-                f"{config.kv_memory / GIB:.2f} GiB of KV cache hold {blocks * BLOCK} tokens, but one context of "
-                f"{context} tokens needs {least * block_bytes / GIB:.2f} GiB; give more or serve a smaller context"
+                f"{config.kv_memory / GIB:.2f} GiB of KV cache hold {blocks * BLOCK} tokens, but one context "
+                f"of {context} tokens needs {least * block_bytes / GIB:.2f} GiB; give more or serve a "
+                "smaller context"
             )
     else:
         blocks = max(least, min(8 * least, left // 4 // block_bytes))
     if blocks * block_bytes > left:
         raise TreadleError(
-            f"{file.path} needs {weights * 1.04 / GIB:.2f} GiB for weights and {blocks * block_bytes / GIB:.2f} GiB of KV "
-            f"cache for a context of {context} tokens, but {available / GIB:.2f} GiB are available; free memory, use a "
-            "smaller model or quantisation, or a smaller context"
+            f"{file.path} needs {weights * 1.04 / GIB:.2f} GiB for weights and "
+            f"{blocks * block_bytes / GIB:.2f} GiB of KV cache for a context of {context} tokens, but "
+            f"{available / GIB:.2f} GiB are available; free memory, use a smaller model or quantisation, or "
+            "a smaller context"
         )
     return int(blocks)

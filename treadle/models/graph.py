@@ -1,7 +1,7 @@
 """What model files are written in: named weights, operations, and the buffers between them.
 
-A `Graph` adds operations to a native `Program`. Buffers are reused from layer to layer; their leading dimension is the
-tokens of a step.
+A `Graph` adds operations to a native `Program`. Buffers are reused from layer to layer; their leading
+dimension is the tokens of a step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Graph:
         return out
 
     def linear(self, x: int, names: list[str], residual: int | None = None) -> int:
-        """Outputs of several matrices side by side: ``{name}.weight``, plus ``{name}.bias`` where the file has it.
+        """Outputs of several matrices side by side: ``{name}.weight`` plus ``{name}.bias``, if there is one.
 
         With ``residual`` the result is added to that buffer in place.
         """
@@ -86,14 +86,14 @@ class Graph:
 
     def gated_linear(self, x: int, gate: str, up: str) -> int:
         """silu(gate x) * (up x)."""
-        matrices = [self._weights.matrix(f"{name}.weight") for name in (gate, up)]
-        out = self._buffer("gated", matrices[0].rows)
+        gate_matrix, up_matrix = (self._weights.matrix(f"{name}.weight") for name in (gate, up))
+        out = self._buffer("gated", gate_matrix.rows)
         with self._weights.naming(gate, up):
-            self._program.gated_linear(x, *matrices, out)
+            self._program.gated_linear(x, gate_matrix, up_matrix, out)
         return out
 
     def attention(self, qkv: int, *, neox: bool, norms: tuple[str, str] | None = None) -> int:
-        """Causal grouped-query attention of the fused q, k, v; ``norms``: per-head RMSNorm weights of q and k."""
+        """Causal grouped-query attention of fused q, k, v; ``norms``: per-head RMSNorm weights of q and k."""
         c = self.config
         out = self._buffer("attention", c.heads * c.head_dim)
         q_norm, k_norm = (self._weights.vector(n) for n in norms) if norms else (None, None)
@@ -133,7 +133,7 @@ class Graph:
 
 
 def read_config(weights: Weights) -> ModelConfig:
-    """The shared hyper-parameters from GGUF metadata. Raises TreadleError naming a key that is absent or impossible."""
+    """Hyper-parameters from GGUF metadata. Raises TreadleError naming a key that is absent or impossible."""
     file = weights.file
     hidden, heads = file.int("embedding_length"), file.int("attention.head_count")
     if heads < 1 or hidden < 1:

@@ -1,4 +1,7 @@
-"""Qwen2: Qwen2 and 2.5, QwQ-32B, DeepSeek-R1-Distill-Qwen (arXiv 2407.10671). Llama with biases on q, k and v."""
+"""Qwen2 (arXiv 2407.10671): Qwen2 and 2.5, QwQ-32B, DeepSeek-R1-Distill-Qwen.
+
+Llama with biases on q, k and v.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ Floats = NDArray[np.float32]
 def rotary(weights: Weights, head_dim: int) -> tuple[Floats, float]:
     """Radians per token [pairs] and the magnitude of the rotated vectors, from GGUF metadata.
 
-    Scaling types: none, linear (arXiv 2306.15595) and yarn (arXiv 2309.00071). Llama 3's scaling comes as the tensor
-    ``rope_freqs.weight``, divisors per pair.
+    Scaling types: none, linear (arXiv 2306.15595) and yarn (arXiv 2309.00071). Llama 3's scaling comes as the
+    tensor ``rope_freqs.weight``, divisors per pair.
     """
     file = weights.file
     dims = file.int("rope.dimension_count", head_dim)
@@ -49,7 +49,8 @@ def rotary(weights: Weights, head_dim: int) -> tuple[Floats, float]:
 def yarn(frequency: Floats, base: float, factor: float, original: int, beta: tuple[float, float]) -> Floats:
     """Interpolate slow pairs by ``factor``, keep fast ones, blend in between (arXiv 2309.00071, section 3.2).
 
-    ``beta``: rotations over the original context above which a pair is kept, and below which it is interpolated.
+    ``beta``: rotations over the original context above which a pair is kept, and below which it is
+    interpolated.
     """
     dims = 2 * len(frequency)
 

@@ -35,7 +35,8 @@ class Weights:
         """The tensor as it is in the file. Raises TreadleError when it is absent."""
         if name not in self:
             raise TreadleError(
-                f"{self.file.path}: tensor {name!r} is missing; the file is incomplete or needs a newer Treadle"
+                f"{self.file.path}: tensor {name!r} is missing; the file is incomplete or needs a newer "
+                "Treadle"
             )
         self._used.add(name)
         return self.file.tensor(name)
