@@ -15,8 +15,9 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from treadle.bench.mixtures import MIXTURES
 from treadle.bench.shapes import SHAPES, Shape, find_shape
-from treadle.bench.synth import MIXTURES, plan_tensors, write_synthetic
+from treadle.bench.synth import plan_tensors, write_synthetic
 from treadle.bench.synth_tokenizer import tokenizer_metadata
 from treadle.core import TreadleError
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 import msgspec
 
+from treadle.bench.mixtures import MIXTURES
 from treadle.bench.shapes import SHAPES, find_shape
-from treadle.bench.synth import MIXTURES, write_synthetic
 
 
 class Numbers(click.ParamType[tuple[Any, ...]]):
@@ -52,7 +52,7 @@ def command() -> None:
 
     \b
     treadle bench machine                       read bandwidth and arithmetic peaks
-    treadle bench offline MODEL.gguf            prefill and decode speed of a model
+    treadle bench offline [MODEL]               prefill and decode speed of a model
     treadle bench serve --users 1,8,20          load on a running server
     treadle bench synth qwen3-8b Q4_K_M X.gguf  a file with random weights to measure on
     """
@@ -91,7 +91,7 @@ def kernel(model: Path, threads: int | None, rows: tuple[int, ...], as_json: boo
 
 
 @command.command()
-@model_argument
+@click.argument("model", required=False)
 @threads_option
 @click.option(
     "--prefill", type=Numbers(int), default="128,512,2048,8192", show_default=True, help="Prompt lengths."
@@ -114,14 +114,19 @@ def kernel(model: Path, threads: int | None, rows: tuple[int, ...], as_json: boo
 @click.option("--steps", type=click.IntRange(2), default=32, show_default=True, help="Decode steps per case.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Prefills per case.")
 @json_option
-def offline(model: Path, threads: int | None, as_json: bool, **cases: Any) -> None:
-    """Prefill and decode token/s of MODEL, a GGUF file, and their share of what this machine allows."""
+def offline(model: str | None, threads: int | None, as_json: bool, **cases: Any) -> None:
+    """Prefill and decode token/s of MODEL, and their share of what this machine allows.
+
+    MODEL is a .gguf file or a name known to `treadle list`; without it the built-in model is measured.
+    """
+    from treadle import hub
     from treadle.bench.offline import OfflinePlan, measure_offline, offline_table, result_line
 
     plan = OfflinePlan(
         cases["prefill"], cases["context"], cases["batch"], cases["cross"], cases["steps"], cases["repeats"]
     )
-    report = measure_offline(model, threads, plan, lambda result: click.echo(result_line(result), err=True))
+    path = Path(hub.resolve(model))
+    report = measure_offline(path, threads, plan, lambda result: click.echo(result_line(result), err=True))
     if as_json:
         _print_json(report)
     else:
@@ -212,5 +217,7 @@ def serve(
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same file.")
 def synth(shape: str, quant: str, out: Path, seed: int) -> None:
     """Write OUT: a GGUF file with random weights of a published model's SHAPE, quantised as QUANT."""
+    from treadle.bench.synth import write_synthetic
+
     size = write_synthetic(find_shape(shape), quant, out, seed)
     click.echo(f"{out}: {size / 1e9:.2f} GB")
