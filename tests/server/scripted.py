@@ -4,11 +4,16 @@ cancelled."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import tokenizers
 
 from treadle.core import FinishReason, Output, Request, TokenLogprobs, TreadleError, Usage
 from treadle.server.textside import ChatOptions, ChatPrompt
+from treadle.text.tokenizer import Tokenizer
 
 
 class ScriptedEngine:
@@ -22,6 +27,7 @@ class ScriptedEngine:
         self.first = first  # seconds before the first one
         self.fail_after = fail_after
         self.state = "ready"
+        self.error: str | None = None
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
         self.closed = False
@@ -61,6 +67,7 @@ class ByteText:
     fail."""
 
     vocab_size = 256
+    tools = None
 
     def __init__(self, reasons: bool = False) -> None:
         self.reasons = reasons
@@ -82,7 +89,9 @@ class ByteText:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id])
 
-    def answer(self, *, stop: tuple[str, ...], include_stop: bool, skip_special: bool) -> ByteAnswer:
+    def answer(
+        self, *, stop: tuple[str, ...], include_stop: bool, skip_special: bool, calls: bool
+    ) -> ByteAnswer:
         return ByteAnswer(stop)
 
     def reasoning(self, *, thinking: bool) -> UntilClose | None:
@@ -131,3 +140,22 @@ class UntilClose:
 
     def finish(self) -> tuple[str, str]:
         return "", ""
+
+
+def byte_tokenizer(directory: Path, template: str, marks: list[str]) -> Tokenizer:
+    """A real tokenizer of the 256 bytes, and ``marks`` as control tokens; ``<|end|>`` ends the text."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(marks)
+    backend.save(str(directory / "tokenizer.json"))
+    settings = {
+        "chat_template": template,
+        "eos_token": "<|end|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "config.json").write_text("{}")
+    return Tokenizer.from_directory(directory)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from tests.server.conftest import Api, Start
-from tests.server.scripted import ScriptedEngine
+from tests.server.scripted import ScriptedEngine, byte_tokenizer
 from treadle.server.service import Served
 from treadle.server.text import ModelText
 from treadle.text.tokenizer import Tokenizer
@@ -26,21 +25,7 @@ MARKS = ["<|user|>", "<|assistant|>", "<|end|>"]
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(MARKS)
-    backend.save(str(tmp_path / "tokenizer.json"))
-    settings = {
-        "chat_template": TEMPLATE,
-        "eos_token": "<|end|>",
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (tmp_path / "config.json").write_text("{}")
-    return Tokenizer.from_directory(tmp_path)
+    return byte_tokenizer(tmp_path, TEMPLATE, MARKS)
 
 
 def serve(scripted: Start, tokenizer: Tokenizer, answer: str) -> tuple[Api, ScriptedEngine]:

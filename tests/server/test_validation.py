@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 HELLO = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def refused(
@@ -49,6 +50,8 @@ WRONG = [
     ("min_tokens", 5000),
     ("top_logprobs", 5), ("logprobs", 3), ("stream_options", {"include_usage": True}), ("priority", "high"),
     ("response_format", {"type": "json_object"}), ("tools", []), ("tool_choice", "auto"), ("best_of", 2),
+    ("parallel_tool_calls", False), ("tools", [TOOL]), ("tools", [{"type": "function"}]),
+    ("tools", [{"type": "web_search"}]), ("functions", [{"name": "f"}]),
     ("reasoning_effort", "low"), ("service_tier", "flex"), ("echo", True), ("no_such_field", 1), ("model", 7),
 ]  # fmt: skip
 

@@ -23,6 +23,8 @@ from treadle.server.prompt import encode_chat
 from treadle.server.schema import ChatBody, validate
 from treadle.server.service import Served, body_of, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
+from treadle.server.tools import calls_tools, check_tool_choice, check_tools, tool_parser
+from treadle.text.tools import ToolDelta
 
 
 async def chat_completions(request: HttpRequest) -> Response | EventStream:
@@ -30,7 +32,7 @@ async def chat_completions(request: HttpRequest) -> Response | EventStream:
     service = service_of(request)
     body = validate(ChatBody, await body_of(request))
     served = service.find(body.model)
-    _check(body)
+    _check(body, served)
     job = await _job(request, body, served)
     answer = Answer(job, body, "chatcmpl-" + secrets.token_hex(12))
     if body.stream:
@@ -39,21 +41,33 @@ async def chat_completions(request: HttpRequest) -> Response | EventStream:
     return json_response(whole) if whole is not None else Response(status_code=499)
 
 
-def _check(body: ChatBody) -> None:
+def _check(body: ChatBody, served: Served) -> None:
     check_stream_options(body)
+    check_tools(body, served)
+    check_tool_choice(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
 
 
 async def _job(request: HttpRequest, body: ChatBody, served: Served) -> Job:
     service = service_of(request)
-    prompt = await encode_chat(served, body, body.continue_final_message or False)
+    tools = body.tools if calls_tools(body) else None
+    prompt = await encode_chat(served, body, body.continue_final_message or False, tools)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
     params = sampling_params(body, served, len(prompt.ids), limit, "messages", logprobs)
     raw = (body.reasoning_format or service.config.reasoning_format) == "none"
+    if raw and tools and served.text.reasoning(thinking=prompt.thinking):
+        message = "reasoning_format: none cannot be combined with tools on a model that reasons; use auto"
+        raise ApiError(400, message, param="reasoning_format", code="unsupported_parameter")
     choices = make_choices(
-        request, body, served, prompt.ids, params, thinking=None if raw else prompt.thinking
+        request,
+        body,
+        served,
+        prompt.ids,
+        params,
+        thinking=None if raw else prompt.thinking,
+        tools=lambda: tool_parser(body, served),
     )
     job = Job(served, service.metrics, choices, len(prompt.ids))
     await job.start()
@@ -72,6 +86,7 @@ class Answer:
         """The ``chat.completion`` object."""
         count = len(self._job.choices)
         messages: list[dict[str, str]] = [{} for _ in range(count)]
+        calls: list[list[dict[str, Any]]] = [[] for _ in range(count)]
         tokens: list[list[TokenText]] = [[] for _ in range(count)]
         reasons = [""] * count
         async with contextlib.aclosing(self._job.pieces()) as pieces:
@@ -79,12 +94,13 @@ class Answer:
                 for name, text in piece.deltas:
                     key = name.decode()
                     messages[index][key] = messages[index].get(key, "") + text
+                _join(calls[index], piece.calls)
                 tokens[index] += piece.tokens or ()
                 reasons[index] = piece.finish or ""
         choices = [
             {
                 "index": index,
-                "message": _message(messages[index]),
+                "message": _message(messages[index], calls[index]),
                 "logprobs": _logprobs(tokens[index]) if self._body.logprobs else None,
                 "finish_reason": reasons[index],
             }
@@ -103,9 +119,12 @@ class Answer:
             async with contextlib.aclosing(self._job.pieces()) as pieces:
                 async for index, piece in pieces:
                     logprobs = _logprobs(piece.tokens) if piece.tokens else None
-                    for name, text in piece.deltas or ([(b"content", "")] if logprobs else []):
+                    silent = logprobs is not None and not piece.calls
+                    for name, text in piece.deltas or ([(b"content", "")] if silent else []):
                         yield chunks.delta(index, name, text, logprobs)
                         logprobs = None
+                    if piece.calls:
+                        yield chunks.calls(index, [_call_delta(delta) for delta in piece.calls], logprobs)
                     if piece.finish is not None:
                         yield chunks.finish(index, piece.finish, chat=True)
         except ApiError as error:
@@ -116,11 +135,30 @@ class Answer:
         yield DONE
 
 
-def _message(fields: dict[str, str]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": fields.get("content", ""), "refusal": None}
+def _message(fields: dict[str, str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    content = fields.get("content", None if calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message["tool_calls"] = calls
     if "reasoning_content" in fields:
         message["reasoning_content"] = message["reasoning"] = fields["reasoning_content"]
     return message
+
+
+def _join(calls: list[dict[str, Any]], deltas: list[ToolDelta]) -> None:
+    """Put the pieces of calls together, as a client does with those of a stream."""
+    for delta in deltas:
+        if delta.name is not None:
+            function = {"name": delta.name, "arguments": ""}
+            calls.append({"id": delta.id, "type": "function", "function": function})
+        calls[delta.index]["function"]["arguments"] += delta.arguments
+
+
+def _call_delta(delta: ToolDelta) -> dict[str, Any]:
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
 
 
 def _logprobs(tokens: list[TokenText]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from treadle.server.metrics import Metrics
 from treadle.server.schema import Sampling
 from treadle.server.service import Served
 from treadle.server.textside import AnswerText, Reasoning, TextSide
+from treadle.text.tools import ToolDelta, ToolParser
 
 Number = TypeVar("Number", int, float)
 
@@ -135,18 +136,26 @@ def _token_entry(data: bytes, logprob: float) -> dict[str, Any]:
 
 @dataclass
 class Piece:
-    """What one engine output adds to a choice: text per message field, and logprobs of its tokens."""
+    """What one engine output adds to a choice: text per message field, then pieces of tool calls, and
+    logprobs of its tokens."""
 
     deltas: list[tuple[bytes, str]]
+    calls: list[ToolDelta]
     tokens: list[TokenText] | None
     finish: str | None  # finish_reason of the API
 
 
 class Choice:
-    """One answer being written: turns outputs into text, watches for stop strings, splits off reasoning."""
+    """One answer being written: turns outputs into text, watches for stop strings, splits off reasoning and
+    tool calls."""
 
     def __init__(
-        self, request: Request, side: TextSide, text: AnswerText, splitter: Reasoning | None
+        self,
+        request: Request,
+        side: TextSide,
+        text: AnswerText,
+        splitter: Reasoning | None,
+        tools: ToolParser | None,
     ) -> None:
         self.request = request
         self.completion_tokens = 0
@@ -154,6 +163,7 @@ class Choice:
         self._side = side
         self._text = text
         self._splitter = splitter
+        self._tools = tools
 
     def feed(self, output: Output) -> Piece:
         """Raises ApiError when the engine failed."""
@@ -166,18 +176,32 @@ class Choice:
         finish: str | None = "stop" if self._text.stopped is not None else output.finish_reason
         if finish is not None:
             text += self._text.finish()
-        return Piece(self._split(text, finish is not None), self._tokens(output), finish)
+        last = finish is not None
+        reasoning, content = self._split(text, last)
+        calls: list[ToolDelta] = []
+        if self._tools is not None:
+            content, calls = self._call(self._tools, content, last)
+            if self._tools.done or (self._tools.count and finish == "stop"):
+                finish = "tool_calls"
+        fields = ((b"reasoning_content", reasoning), (b"content", content))
+        return Piece([(name, value) for name, value in fields if value], calls, self._tokens(output), finish)
 
-    def _split(self, text: str, last: bool) -> list[tuple[bytes, str]]:
+    def _split(self, text: str, last: bool) -> tuple[str, str]:
+        """(reasoning, content)"""
         if self._splitter is None:
-            return [(b"content", text)] if text else []
+            return "", text
         parts = [self._splitter.push(text)]
         if last:
             parts.append(self._splitter.finish())
-        reasoning = "".join(part[0] for part in parts)
-        content = "".join(part[1] for part in parts)
-        fields = ((b"reasoning_content", reasoning), (b"content", content))
-        return [(name, value) for name, value in fields if value]
+        return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
+
+    @staticmethod
+    def _call(parser: ToolParser, text: str, last: bool) -> tuple[str, list[ToolDelta]]:
+        """(content, pieces of calls)"""
+        parts = [parser.push(text)]
+        if last:
+            parts.append(parser.finish())
+        return "".join(part.content for part in parts), [delta for part in parts for delta in part.calls]
 
     def _tokens(self, output: Output) -> list[TokenText] | None:
         if self.request.params.logprobs is None:
@@ -198,9 +222,12 @@ def make_choices(
     params: SamplingParams,
     *,
     thinking: bool | None,
+    tools: Callable[[], ToolParser | None] = lambda: None,
 ) -> list[Choice]:
-    """``n`` choices for one prompt. ``thinking`` None: leave reasoning in the content. Seeds count up from
-    the given."""
+    """``n`` choices for one prompt. Seeds count up from the given.
+
+    thinking: None leaves reasoning in the content. tools: makes the reader of tool calls of each choice.
+    """
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     choices = []
     for number in range(body.n or 1):
@@ -217,13 +244,15 @@ def make_choices(
             cache_salt=body.cache_salt or "",
             user=http.state.key,
         )
+        parser = tools()
         text = served.text.answer(
             stop=stop,
             include_stop=bool(body.include_stop_str_in_output),
             skip_special=body.skip_special_tokens is not False,
+            calls=parser is not None,
         )
         splitter = None if thinking is None else served.text.reasoning(thinking=thinking)
-        choices.append(Choice(request, served.text, text, splitter))
+        choices.append(Choice(request, served.text, text, splitter, parser))
     return choices
 
 

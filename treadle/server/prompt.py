@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle.core import TreadleError
 from treadle.server.errors import ApiError
-from treadle.server.schema import ChatBody, Message, TokenizeBody
+from treadle.server.schema import ChatBody, Message, TokenizeBody, Tool
 from treadle.server.service import Served
 from treadle.server.textside import ChatOptions, ChatPrompt
 
@@ -17,9 +17,11 @@ _RESERVED = frozenset(
 LARGE_TEXT = 8192  # characters; longer ones are tokenised on a thread, so that running streams do not wait
 
 
-async def encode_chat(served: Served, body: ChatBody | TokenizeBody, continue_final: bool) -> ChatPrompt:
-    """The prompt of ``body.messages``. Raises ApiError 400 if they make no sense or the template refuses
-    them."""
+async def encode_chat(
+    served: Served, body: ChatBody | TokenizeBody, continue_final: bool, tools: list[Tool] | None
+) -> ChatPrompt:
+    """The prompt of ``body.messages`` with ``tools``. Raises ApiError 400 if they make no sense or the
+    template refuses them."""
     messages = [_plain(index, message) for index, message in enumerate(body.messages or [])]
     if continue_final and (body.add_generation_prompt or messages[-1]["role"] != "assistant"):
         message = (
@@ -30,6 +32,7 @@ async def encode_chat(served: Served, body: ChatBody | TokenizeBody, continue_fi
     options = ChatOptions(
         add_generation_prompt=body.add_generation_prompt is not False and not continue_final,
         continue_final_message=continue_final,
+        tools=[tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools or ()],
         template_kwargs=body.chat_template_kwargs or {},
     )
     size = sum(len(message["content"] or "") for message in messages)

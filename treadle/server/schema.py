@@ -74,6 +74,28 @@ class Message(Strict):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+
+
+class Function(Strict):
+    """What a tool does; ``parameters`` is the JSON schema of its arguments."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(Strict):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+Tools = Annotated[list[Tool], Field(min_length=1, max_length=128)]
+
+
 class StreamOptions(Strict):
     """``include_usage`` adds one last chunk with the token counts."""
 
@@ -126,6 +148,9 @@ class ChatBody(Sampling):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_format: Literal["auto", "none"] | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(Sampling):
@@ -151,6 +176,7 @@ class TokenizeBody(Strict):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
     return_token_strs: bool | None = None
 
 

@@ -59,6 +59,13 @@ class Chunks:
             self._plain if logprobs is None else b',"logprobs":' + _encode(logprobs) + self._running
         )
 
+    def calls(self, index: int, calls: list[dict[str, Any]], logprobs: Any = None) -> bytes:
+        """A chat chunk that adds to the tool calls of the message."""
+        body = self._openings[index] + b'"delta":{"tool_calls":' + _encode(calls) + b"}"
+        return body + (
+            self._plain if logprobs is None else b',"logprobs":' + _encode(logprobs) + self._running
+        )
+
     def role(self, index: int) -> bytes:
         """The first chunk of a chat choice."""
         return self._openings[index] + b'"delta":{"role":"assistant","content":""}' + self._plain

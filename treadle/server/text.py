@@ -11,6 +11,9 @@ from treadle.text.chat import ChatTemplate
 from treadle.text.detokenizer import Detokenizer
 from treadle.text.reasoning import CLOSE, ReasoningSplitter
 from treadle.text.tokenizer import Tokenizer, think_ids
+from treadle.text.tools import ToolFormat, mark_ids, tool_format
+
+_PROBE = "probe_of_tools"
 
 
 class ModelText:
@@ -26,6 +29,8 @@ class ModelText:
             self._no_chat = str(error)
         source = self._chat.source if self._chat else ""
         self._reasons = CLOSE in source or None not in think_ids(tokenizer)
+        self._tools = tool_format(source) if self._chat and _shows_tools(self._chat) else None
+        self._marks = mark_ids(tokenizer, self._tools)
 
     @property
     def vocab_size(self) -> int:
@@ -37,6 +42,11 @@ class ModelText:
         """Name of the model by its own metadata; may be empty."""
         return self._tokenizer.name
 
+    @property
+    def tools(self) -> ToolFormat | None:
+        """See TextSide."""
+        return self._tools
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """See TextSide."""
         return self._tokenizer.encode(text, add_bos=add_special)
@@ -47,6 +57,7 @@ class ModelText:
             raise TreadleError(self._no_chat)
         prompt = self._chat.render(
             messages,
+            options.tools,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
             **options.template_kwargs,
@@ -61,10 +72,28 @@ class ModelText:
         """See TextSide."""
         return self._tokenizer.token_bytes(token_id)
 
-    def answer(self, *, stop: tuple[str, ...], include_stop: bool, skip_special: bool) -> Detokenizer:
+    def answer(
+        self, *, stop: tuple[str, ...], include_stop: bool, skip_special: bool, calls: bool
+    ) -> Detokenizer:
         """See TextSide."""
-        return Detokenizer(self._tokenizer, stop, include_stop=include_stop, skip_specials=skip_special)
+        return Detokenizer(
+            self._tokenizer,
+            stop,
+            include_stop=include_stop,
+            skip_specials=skip_special,
+            keep=self._marks if calls else frozenset(),
+        )
 
     def reasoning(self, *, thinking: bool) -> ReasoningSplitter | None:
         """See TextSide."""
         return ReasoningSplitter(started=thinking) if self._reasons else None
+
+
+def _shows_tools(chat: ChatTemplate) -> bool:
+    """Whether the template puts tools into the prompt; some know calls in the history only."""
+    function = {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}}
+    try:
+        prompt = chat.render([{"role": "user", "content": "x"}], [{"type": "function", "function": function}])
+    except TreadleError:
+        return False
+    return _PROBE in prompt.text

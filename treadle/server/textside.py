@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from treadle.text.tools import ToolFormat
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
@@ -13,6 +15,7 @@ class ChatOptions:
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: list[dict[str, Any]]
     template_kwargs: dict[str, Any]
 
 
@@ -62,6 +65,11 @@ class TextSide(Protocol):
         """Token ids go from 0 to one less."""
         ...
 
+    @property
+    def tools(self) -> ToolFormat | None:
+        """How the model writes tool calls; None if its chat template does not show it any tools."""
+        ...
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of raw text. Control tokens written in it are plain text; ``add_special``: BOS where the model
         wants it."""
@@ -79,8 +87,10 @@ class TextSide(Protocol):
         """The bytes that a token stands for."""
         ...
 
-    def answer(self, *, stop: tuple[str, ...], include_stop: bool, skip_special: bool) -> AnswerText:
-        """A new answer."""
+    def answer(
+        self, *, stop: tuple[str, ...], include_stop: bool, skip_special: bool, calls: bool
+    ) -> AnswerText:
+        """A new answer. ``calls``: the marks of tool calls are shown although they are special tokens."""
         ...
 
     def reasoning(self, *, thinking: bool) -> Reasoning | None:

@@ -12,6 +12,7 @@ from treadle.server.generation import encode, token_text
 from treadle.server.prompt import encode_chat
 from treadle.server.schema import DetokenizeBody, TokenizeBody, validate
 from treadle.server.service import body_of, service_of
+from treadle.server.tools import check_tools
 
 
 async def tokenize(request: HttpRequest) -> Response:
@@ -23,7 +24,8 @@ async def tokenize(request: HttpRequest) -> Response:
     if body.prompt is not None:
         ids = await encode(served, body.prompt, add_special=body.add_special_tokens is not False)
     else:
-        ids = (await encode_chat(served, body, False)).ids
+        check_tools(body, served)
+        ids = (await encode_chat(served, body, False, body.tools)).ids
     answer: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.context}
     if body.return_token_strs:
         answer["token_strs"] = [token_text(served.text.token_bytes(id)) for id in ids]

@@ -91,11 +91,16 @@ _Reader = Generator[None, str, str]  # takes characters; returns those it did no
 
 
 class ToolParser:
-    """One per choice. ``push`` for every piece of answer text (without reasoning), then ``finish`` once."""
+    """One per choice. ``push`` for every piece of answer text (without reasoning), then ``finish`` once.
 
-    def __init__(self, format: ToolFormat) -> None:
+    single: the first call ends the answer: ``done`` is set, and what follows is left out.
+    """
+
+    def __init__(self, format: ToolFormat, *, single: bool = False) -> None:
         self.count = 0  # calls so far
+        self.done = False
         self._format = format
+        self._single = single
         self._marks = format.marks + _ENDS[format] if format is not ToolFormat.LLAMA3 else format.marks
         self._bare = (
             format is ToolFormat.LLAMA3
@@ -110,7 +115,7 @@ class ToolParser:
         """Content and fragments of calls in the next piece of text."""
         self._part = ToolPart()
         self._text += text
-        while self._text:
+        while self._text and not self.done:
             if self._reader is not None:
                 self._read()
             elif not self._scan():
@@ -120,6 +125,8 @@ class ToolParser:
     def finish(self) -> ToolPart:
         """The rest. A call that was cut off before its name is complete comes out as content."""
         self._part = ToolPart()
+        if self.done:
+            return self._part
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -190,6 +197,7 @@ class ToolParser:
             except StopIteration as stop:
                 self._text = stop.value + self._text[index + 1 :]
                 self._raw, self._reader, self._after_call = "", None, True
+                self.done = self._single and self.count > 0
                 return
             except _NotACall:
                 self._part.content += self._raw
@@ -320,6 +328,8 @@ class ToolParser:
             while (character := (yield from _after_blanks())) != "]":
                 if character != ",":
                     yield from self._fields(character)
+                    if self._single:
+                        return ""
             return ""
         if character == "{":
             return (yield from self._fields(character))
