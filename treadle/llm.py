@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle import hub
+from treadle import hub, machine
 from treadle.core import (
     FinishReason,
     Output,
@@ -25,11 +25,12 @@ from treadle.core import (
 )
 from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.interfaces import check_request
-from treadle.engine.load import LoadConfig, load_runner
 from treadle.text.chat import ChatTemplate
 from treadle.text.detokenizer import Detokenizer
 from treadle.text.tokenizer import Tokenizer
-from treadle.weights.gguf import open_gguf
+
+if TYPE_CHECKING:
+    from treadle.engine.runner import Runner
 
 Message = Mapping[str, Any]
 
@@ -86,9 +87,13 @@ class LLM:
     def __init__(
         self, model: str | None = None, threads: int | None = None, context: int | None = None
     ) -> None:
+        machine.require_isa()
+        from treadle.engine.load import LoadConfig, load_runner  # not above: the native module needs that CPU
+        from treadle.weights.gguf import open_gguf
+
         path = os.fspath(hub.resolve(model))
         self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
-        self._runner = load_runner(LoadConfig(path=path, threads=threads, context=context))
+        self._runner: Runner | None = load_runner(LoadConfig(path=path, threads=threads, context=context))
         self._engine: Engine | None = Engine(self._runner, EngineConfig())
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
@@ -143,7 +148,7 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [tokens, vocab]; for evaluation."""
-        engine, runner = self._open(), self._runner
+        engine, runner = self._open()
         request = Request(id="", prompt_ids=list(token_ids), params=SamplingParams())
         check_request(request, runner.context + 1, runner.vocab_size)
         ids = np.asarray(token_ids, np.int32)
@@ -159,8 +164,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the memory. The object cannot be used afterwards."""
-        self._engine = None
-        del self._runner
+        self._engine = self._runner = None
 
     def __enter__(self) -> Self:
         return self
@@ -170,17 +174,17 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _open(self) -> Engine:
-        if self._engine is None:
+    def _open(self) -> tuple[Engine, Runner]:
+        if self._engine is None or self._runner is None:
             raise TreadleError("this LLM is closed; create another one")
-        return self._engine
+        return self._engine, self._runner
 
     def _request(self, ids: list[int], params: SamplingParams) -> Request:
         return Request(id=str(next(self._ids)), prompt_ids=ids, params=params)
 
     def _run(self, jobs: Sequence[_Job]) -> Iterator[str]:
         """Steps the engine until the jobs are done; yields the text of every output."""
-        engine = self._open()
+        engine, _ = self._open()
         open_jobs = {job.request.id: job for job in jobs}
         try:
             for job in jobs:

@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 import msgspec
 import zmq
 
+from treadle import machine
 from treadle.core import Output, TreadleError
 from treadle.engine.engine import Engine
 from treadle.engine.messages import (
@@ -83,7 +84,8 @@ class Connection:
 
 
 def load(name: str, config: Any, progress: Callable[[float], None]) -> Engine:
-    """Call the loader named ``module:function``."""
+    """Call the loader named ``module:function``. Its module may import the native one."""
+    machine.require_isa()
     module, _, function = name.partition(":")
     loader: Loader = getattr(importlib.import_module(module), function)
     wanted = next((type_ for key, type_ in get_type_hints(loader).items() if key != "return"), Any)

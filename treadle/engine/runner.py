@@ -59,7 +59,10 @@ class Runner:
             cpus = cpus[: config.threads]
         self._pool = _native.Pool(len(cpus), cpus)
         self.threads = len(cpus)
-        self.isa = _native.isa()
+        try:
+            self.isa = _native.isa()
+        except RuntimeError as error:
+            raise TreadleError(str(error)) from None
         weights = Weights(file, self._pool, progress)
         model = read_config(weights)
         self.context = config.context or min(model.context, 32768)
