@@ -116,6 +116,15 @@ class Config:
     kv_memory: int | None = setting(
         None, _size, "Memory for the KV cache, such as 512M or 4G. Default: planned from free memory.", "SIZE"
     )
+    target_itl: float = setting(
+        0.1,
+        _seconds,
+        "Seconds between two tokens of a running answer that reading prompts should not exceed.",
+        "SECONDS",
+    )
+    max_queue: int = setting(
+        256, _integer(0, 2**20), "Requests that may wait for others to end; more are refused with 429.", "N"
+    )
     host: str = setting(
         "127.0.0.1", _text, "Address to listen on. Beyond loopback an API key is required.", "ADDR"
     )

@@ -85,6 +85,7 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.vocab_size = VOCAB
         self.eos_ids = eos_ids
+        self.threads, self.isa, self.weight_bytes = 1, "toy", 0
         self.tables = np.full((max_sequences, -(-context // BLOCK)), -1, np.int32)
         self.steps: list[list[int]] = []  # query lengths of every step
         self.tokens_run = 0

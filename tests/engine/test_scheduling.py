@@ -61,10 +61,35 @@ def test_decodes_stay_under_the_target_latency_while_the_machine_can() -> None:
 
 
 def test_nobody_decodes_so_the_prompt_gets_whole_steps() -> None:
-    engine, runner = make_engine(max_tokens=128, context=1024, cost=cost)
+    engine, runner = make_engine(max_tokens=128, context=1024)
     engine.add(request("a", prompt(1, 500), 2))
     Results(engine).run()
-    assert runner.steps[:4] == [[128], [128], [128], [116]]
+    assert runner.steps[:5] == [[32], [128], [128], [128], [84]]
+
+
+@pytest.mark.parametrize("token_seconds", [0.005, 0.02])
+def test_no_step_reads_prompts_for_long(token_seconds: float) -> None:
+    engine, runner = make_engine(
+        max_tokens=512,
+        context=4096,
+        num_blocks=200,
+        cost=lambda decodes, prefill: 0.02 + 0.02 * decodes + token_seconds * prefill,
+    )
+    engine.add(request("long", prompt(1, 3000), 2))
+    results = Results(engine)
+    seconds = []
+    while "long" not in results.tokens:
+        before = runner.now
+        results.step()
+        seconds.append(runner.now - before)
+    assert max(seconds[1:]) < 0.7
+    assert sum(seconds) < 1.2 * 3000 * token_seconds, "steps are not needlessly short either"
+    engine.add(request("other", prompt(2, 3000), 2))
+    results.step()
+    engine.cancel("other")
+    before = runner.now
+    results.run()
+    assert runner.now - before < 0.7
 
 
 def test_decodes_never_starve_under_steady_arrivals() -> None:

@@ -154,6 +154,9 @@ def test_failed_start_and_dead_engine(scripted: Start) -> None:
     engine.state = "restarting"
     assert living.get("/health").json() == {"status": "loading"}
     assert busy(living).json()["error"]["code"] == "model_loading"
+    engine.state, engine.error = "failed", "the engine died 5 times in a row"
+    assert living.get("/ready").json() == {"status": "failed", "error": "the engine died 5 times in a row"}
+    assert busy(living).json()["error"]["code"] == "model_failed"
 
 
 def test_models(scripted: Start) -> None:

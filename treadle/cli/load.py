@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from treadle.config import Config
+from treadle.engine.engine import EngineInfo
 from treadle.server.service import Served
 from treadle.server.text import ModelText
 
@@ -26,6 +27,8 @@ async def load_served(config: Config) -> Served:
         "threads": config.threads,
         "context": config.context,
         "kv_memory": config.kv_memory,
+        "target_itl": config.target_itl,
+        "max_queue": config.max_queue,
     }
     engine = EngineClient(LOADER, settings)
     await engine.start()
@@ -38,7 +41,21 @@ async def load_served(config: Config) -> Served:
     name = config.served_name or model_name(path)
     aliases = () if config.model is None or config.model.endswith(".gguf") else (config.model,)
     preset = preset_for(text.model_name) or preset_for(name)
-    return Served(name=name, aliases=aliases, text=text, engine=engine, context=info.context, preset=preset)
+    return Served(
+        name=name,
+        aliases=aliases,
+        text=text,
+        engine=engine,
+        context=info.context,
+        preset=preset,
+        summary=describe(info),
+    )
+
+
+def describe(info: EngineInfo) -> str:
+    """What the engine runs with, in a few words."""
+    threads = "1 thread" if info.threads == 1 else f"{info.threads} threads"
+    return f"{threads}, ISA {info.isa}, {info.weight_bytes / 2**20:.0f} MiB of weights"
 
 
 def model_name(path: Path) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import importlib.metadata
 import json
 import logging
-import os
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,10 @@ FIRST_QUESTION = "What is the capital of France?"
 
 @click.command()
 @model_argument
-@settings("host", "port", "api_key", "threads", "context", "kv_memory", "served_name")
-@settings("reasoning_format", "cors_origin", "max_body", "keep_alive", "shutdown_timeout", "log_level")
+@settings("host", "port", "api_key", "served_name", "threads", "context", "kv_memory", "target_itl")
+@settings(
+    "max_queue", "reasoning_format", "cors_origin", "max_body", "keep_alive", "shutdown_timeout", "log_level"
+)
 @click.option(
     "--first-answer", is_flag=True, help=f'Once ready, ask "{FIRST_QUESTION}" over HTTP and show the answer.'
 )
@@ -63,8 +64,9 @@ def command(model: str | None, first_answer: bool, config_file: str | None, **fl
         return await load_served(config)
 
     async def on_loaded(service: Service, url: str) -> None:
-        name = service.served().name
-        click.echo(f"Ready: {name} on {url}  ({describe_machine(config)})")
+        served = service.served()
+        name = served.name
+        click.echo(f"Ready: {name} on {url}  ({served.summary})")
         if first_answer:
             click.echo(f"\nYou:     {FIRST_QUESTION}\nTreadle: ", nl=False)
             await asyncio.to_thread(ask, url, name, next(iter(config.api_key), None))
@@ -80,12 +82,6 @@ def installed_version() -> str:
         return importlib.metadata.version("treadle")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def describe_machine(config: Config) -> str:
-    """Threads and instruction set, as far as they are settled by now."""
-    threads = f"{config.threads} threads" if config.threads else "all usable cores"
-    return f"{threads}, ISA {os.environ.get('TREADLE_ISA', 'chosen for this CPU')}"
 
 
 def first_steps(url: str, model: str, needs_key: bool) -> str:

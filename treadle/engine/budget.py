@@ -5,6 +5,9 @@ from __future__ import annotations
 _PROBE_EVERY = 64  # mixed steps after which one step without prefill measures again what decoding alone costs
 _SLOWDOWN = 1.8  # while prompts are read, running decodes slow down to at most this factor,
 _LEAST_SLOWDOWN = 1.5  # and never less than this, so that prompts advance where the target is out of reach
+_LONGEST_STEP = 0.5  # seconds: a cancel or a short prompt waits no longer for a step that reads prompts only
+_FIRST_CHUNK = 32  # prompt tokens of the first step of all, which tells how fast the machine is
+_LEAST_CHUNK = 16  # a step of fewer prompt tokens is hardly faster: it reads all weights anyway
 _WEIGHT = 0.25  # of a new measurement in the running means
 
 
@@ -26,7 +29,9 @@ class Budget:
         """Prompt tokens that the next step should carry; 0 to measure decoding alone once."""
         room = self._max_tokens - decodes
         if not decodes:
-            return room
+            if not self._token_s:
+                return min(room, _FIRST_CHUNK)
+            return min(room, max(_LEAST_CHUNK, int(_LONGEST_STEP / self._token_s)))
         size = self._size(decodes)
         if self._age[size] >= _PROBE_EVERY:
             return 0

@@ -26,13 +26,16 @@ class EngineConfig:
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller must know to check requests before sending them."""
+    """What a caller must know to check requests before sending them, and what the engine runs with."""
 
     context: int  # tokens of prompt and output together
     vocab_size: int
     max_sequences: int
     max_requests: int  # running and waiting
     num_blocks: int
+    threads: int
+    isa: str  # level of the kernels
+    weight_bytes: int  # of memory for the packed weights
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -72,6 +75,9 @@ class Engine:
             max_sequences=runner.max_sequences,
             max_requests=self._scheduler.admission.limit,
             num_blocks=runner.num_blocks,
+            threads=runner.threads,
+            isa=runner.isa,
+            weight_bytes=runner.weight_bytes,
         )
 
     @property

@@ -35,6 +35,9 @@ class StepRunner(Protocol):
     num_blocks: int  # KV blocks of treadle.engine.kv.pool.BLOCK tokens
     vocab_size: int
     eos_ids: frozenset[int]
+    threads: int
+    isa: str  # level of the kernels
+    weight_bytes: int  # of memory for the packed weights
     tables: Ids  # [max_sequences, blocks per sequence]: row ``slot`` names the blocks of the sequence there
 
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:

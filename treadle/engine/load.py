@@ -14,12 +14,14 @@ from treadle.weights.gguf import open_gguf
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is loaded, and how; the fields after ``path`` are those of RunnerConfig."""
+    """What is loaded, and how: fields of RunnerConfig, then of EngineConfig."""
 
     path: str
     threads: int | None = None
     context: int | None = None
     kv_memory: int | None = None
+    target_itl: float = 0.1
+    max_queue: int = 256
 
 
 def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = None) -> Runner:
@@ -36,4 +38,6 @@ def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = N
 
 def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
     """The loader of engine processes, see treadle.engine.process."""
-    return Engine(load_runner(config, progress), EngineConfig())
+    return Engine(
+        load_runner(config, progress), EngineConfig(target_itl=config.target_itl, max_queue=config.max_queue)
+    )

@@ -31,6 +31,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def error(self) -> str | None:
+        """Why the engine has failed, or died last."""
+        ...
+
+    @property
     def stats(self) -> Mapping[str, float]:
         """Gauges for the metrics."""
         ...
@@ -58,6 +63,7 @@ class Served:
     context: int  # tokens
     aliases: tuple[str, ...] = ()
     preset: Preset | None = None  # sampling for requests that name none
+    summary: str = ""  # what the engine runs with, for the log
     created: int = field(default_factory=lambda: int(time.time()))
 
     def card(self) -> dict[str, Any]:
@@ -99,7 +105,9 @@ class Service:
 
     @property
     def failure(self) -> str | None:
-        """Why loading failed."""
+        """Why loading failed, or why the engine was given up."""
+        if self._failure is None and self._served is not None and self._served.engine.state == "failed":
+            return self._served.engine.error
         return self._failure
 
     async def start(self) -> None:
@@ -127,7 +135,7 @@ class Service:
             message = "the model is still loading; try again shortly"
             raise ApiError(503, message, code="model_loading", headers={"Retry-After": "2"})
         if state == "failed" or self._served is None:
-            message = "the model could not be loaded; the server's log says why"
+            message = "the model is not available; GET /ready and the server's log say why"
             raise ApiError(503, message, code="model_failed", headers={"Retry-After": "60"})
         return self._served
 
