@@ -111,7 +111,10 @@ class Config:
         None, _integer(1, 4096), "Worker threads. Default: the physical cores this process may use.", "N"
     )
     context: int | None = setting(
-        None, _integer(16, 2**24), "Context length in tokens. Default: what the model was trained for.", "N"
+        None,
+        _integer(16, 2**24),
+        "Context length in tokens. Default: what the model was trained for, at most 32768.",
+        "N",
     )
     kv_memory: int | None = setting(
         None, _size, "Memory for the KV cache, such as 512M or 4G. Default: planned from free memory.", "SIZE"

@@ -11,6 +11,7 @@ import msgspec
 
 from treadle import _native, machine
 from treadle.bench.report import Summary, markdown_table, summarise
+from treadle.core import TreadleError
 
 READ_BYTES = 512 << 20  # at least this; four times the last-level cache where that is more
 
@@ -87,11 +88,18 @@ def measure_bandwidth(cpus: Sequence[int], counts: Sequence[int], passes: int = 
 def measure_peaks(
     cpus: Sequence[int], counts: Sequence[int], seconds: float = 0.1, repeats: int = 5
 ) -> list[Peak]:
-    """Every arithmetic peak of this CPU with each number of threads; about ``seconds`` per repeat."""
+    """Every arithmetic peak of this CPU with each number of threads; about ``seconds`` per repeat.
+
+    Raises TreadleError if this CPU lacks the level that TREADLE_ISA names.
+    """
+    try:
+        kinds = _native.bench_peaks()
+    except RuntimeError as error:
+        raise TreadleError(str(error)) from None
     found = []
     for threads in counts:
         pool = _native.Pool(threads, list(cpus[:threads]))
-        for isa, kind in _native.bench_peaks():
+        for isa, kind in kinds:
             rates = _native.bench_peak(pool, isa, kind, seconds, repeats)
             found.append(Peak(isa, kind, threads, summarise([rate / 1e9 for rate in rates])))
     return found

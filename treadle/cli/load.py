@@ -17,11 +17,10 @@ LOADER = "treadle.engine.load:load_engine"  # see treadle.engine.process.Loader
 
 async def load_served(config: Config) -> Served:
     """The model of ``config``, once its engine answers. Raises TreadleError if it cannot."""
-    from treadle import hub
     from treadle.engine.client import EngineClient
     from treadle.text.reasoning import preset_for
 
-    path = Path(await asyncio.to_thread(hub.resolve, config.model))
+    path, aliases = await asyncio.to_thread(find, config.model)
     settings = {
         "path": str(path),
         "threads": config.threads,
@@ -39,7 +38,6 @@ async def load_served(config: Config) -> Served:
         await engine.close()
         raise
     name = config.served_name or model_name(path)
-    aliases = () if config.model is None or config.model.endswith(".gguf") else (config.model,)
     preset = preset_for(text.model_name) or preset_for(name)
     return Served(
         name=name,
@@ -50,6 +48,15 @@ async def load_served(config: Config) -> Served:
         preset=preset,
         summary=describe(info),
     )
+
+
+def find(model: str | None) -> tuple[Path, tuple[str, ...]]:
+    """The file of a model, and its name in `treadle list` unless it was named by its path."""
+    from treadle import hub
+
+    found = hub.resolve(model)
+    named_by_path = model is not None and Path(model).exists()
+    return Path(found), () if named_by_path else (found.name,)
 
 
 def describe(info: EngineInfo) -> str:
