@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -48,15 +50,18 @@ class Completion:
 
 
 class _Job:
-    """One request under way: its engine id, its text so far, its result."""
+    """One request under way: its text so far, the pieces of it that nobody took yet, its result."""
 
     def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
         self.request = request
         self.result = Completion(logprobs=None if request.params.logprobs is None else [])
+        self.pieces: deque[str] = deque()
+        self.done = False
+        self.error: str | None = None
         self._text = Detokenizer(tokenizer, request.params.stop)
 
-    def take(self, output: Output) -> str:
-        """New text of this output. ``result.finish_reason`` is set once the job is done."""
+    def take(self, output: Output) -> None:
+        """Add what this output brings. A stop string sets ``result.finish_reason`` before the job is done."""
         result = self.result
         result.token_ids += output.token_ids
         if result.logprobs is not None and output.logprobs:
@@ -64,14 +69,15 @@ class _Job:
         piece = self._text.push(output.token_ids)
         reason = output.finish_reason
         if reason is not None:
+            self.done = True
             if reason == "error":
-                raise TreadleError(output.error or "the engine failed")
+                self.error = output.error or "the engine failed"
             piece += self._text.finish()
             result.usage = output.usage or result.usage
             result.timing = output.timing or result.timing
         result.finish_reason = "stop" if self._text.stopped is not None else reason
         result.text += piece
-        return piece
+        self.pieces.append(piece)
 
 
 class LLM:
@@ -80,12 +86,18 @@ class LLM:
     model: a .gguf file or a name that `treadle list` shows; None: the built-in SmolLM2-135M-Instruct.
     threads: worker threads; None: one per physical core that this process may use.
     context: tokens of prompt and answer together; None: what the model was trained for, at most 32768.
+    progress: called while the weights are packed with the share that is done, 0 to 1.
 
     Raises TreadleError when the model cannot be found, read or held in memory. Not thread-safe.
     """
 
     def __init__(
-        self, model: str | None = None, threads: int | None = None, context: int | None = None
+        self,
+        model: str | None = None,
+        threads: int | None = None,
+        context: int | None = None,
+        *,
+        progress: Callable[[float], None] | None = None,
     ) -> None:
         machine.require_isa()
         from treadle.engine.load import LoadConfig, load_runner  # not above: the native module needs that CPU
@@ -93,8 +105,11 @@ class LLM:
 
         path = os.fspath(hub.resolve(model))
         self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
-        self._runner: Runner | None = load_runner(LoadConfig(path=path, threads=threads, context=context))
-        self._engine: Engine | None = Engine(self._runner, EngineConfig())
+        self._runner: Runner | None = load_runner(
+            LoadConfig(path=path, threads=threads, context=context), progress
+        )
+        self._engine: Engine | None = Engine(self._runner, EngineConfig(max_queue=sys.maxsize))
+        self._jobs: dict[str, _Job] = {}  # under way, by id of the request
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
 
@@ -134,7 +149,8 @@ class LLM:
     ) -> Completion | Iterator[str]:
         """Answer a conversation of ``{"role": …, "content": …}`` messages, by the model's own chat template.
 
-        With ``stream`` the answer comes in pieces of text; closing the iterator stops the model.
+        With ``stream`` the answer comes in pieces of text; closing the iterator stops the model. Several such
+        iterators may be open at once: their answers advance together.
         """
         if self._template is None:
             self._template = ChatTemplate(self._tokenizer)
@@ -147,8 +163,9 @@ class LLM:
         return job.result
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logits after every token, float32 [tokens, vocab]; for evaluation."""
+        """Logits after every token, float32 [tokens, vocab]; for evaluation, while no answer is streamed."""
         engine, runner = self._open()
+        self._step()  # so that answers whose iterators were closed have left the engine
         request = Request(id="", prompt_ids=list(token_ids), params=SamplingParams())
         check_request(request, runner.context + 1, runner.vocab_size)
         ids = np.asarray(token_ids, np.int32)
@@ -183,22 +200,35 @@ class LLM:
         return Request(id=str(next(self._ids)), prompt_ids=ids, params=params)
 
     def _run(self, jobs: Sequence[_Job]) -> Iterator[str]:
-        """Steps the engine until the jobs are done; yields the text of every output."""
+        """Steps the engine until the jobs are done; yields their text as it comes."""
         engine, _ = self._open()
-        open_jobs = {job.request.id: job for job in jobs}
         try:
             for job in jobs:
                 engine.add(job.request)
-            while open_jobs:
-                for output in engine.step():
-                    owner = open_jobs.get(output.id)
-                    if owner is None:
-                        continue
-                    yield owner.take(output)
-                    if output.finish_reason is not None:
-                        del open_jobs[output.id]
-                    elif owner.result.finish_reason is not None:
-                        engine.cancel(output.id)  # a stop string; the last output brings the counts
+                self._jobs[job.request.id] = job
+            while True:
+                for job in jobs:
+                    if job.error is not None:
+                        raise TreadleError(job.error)
+                    while job.pieces:
+                        yield job.pieces.popleft()
+                if all(job.done for job in jobs):
+                    return
+                self._step()
         finally:
-            for id in open_jobs:
-                engine.cancel(id)
+            for job in jobs:
+                if self._jobs.pop(job.request.id, None):
+                    engine.cancel(job.request.id)
+
+    def _step(self) -> None:
+        """One step of the engine, for the jobs of all callers."""
+        engine, _ = self._open()
+        for output in engine.step():
+            job = self._jobs.get(output.id)
+            if job is None:
+                continue
+            job.take(output)
+            if job.done:
+                del self._jobs[output.id]
+            elif job.result.finish_reason is not None:
+                engine.cancel(output.id)  # a stop string; the last output brings the counts

@@ -56,11 +56,12 @@ def command(
     echo "What is the capital of France?" | treadle chat
     """
     config = Config.load({**flags, "model": model}, file=config_file)
-    from treadle import LLM, SamplingParams
+    from treadle.cli.loading import loaded
+    from treadle.core import SamplingParams
 
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     opening = [{"role": "system", "content": system}] if system else []
-    with LLM(config.model, threads=config.threads, context=config.context) as llm:
+    with loaded(config) as llm:
         if sys.stdin.isatty():
             click.echo(_HELP, err=True)
         _converse(llm, params, opening)

@@ -54,9 +54,10 @@ def command(
     config = Config.load({"model": model, "threads": threads, "context": context}, file=config_file)
     import msgspec
 
-    from treadle import LLM, SamplingParams
+    from treadle.cli.loading import loaded
+    from treadle.core import SamplingParams
 
-    with LLM(config.model, threads=config.threads, context=config.context) as llm:
+    with loaded(config) as llm:
         for result in llm.generate(texts, SamplingParams(**sampling)):
             if as_json:
                 record = {

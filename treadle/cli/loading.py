@@ -1,0 +1,23 @@
+"""The model of a terminal command, with a progress bar while its weights are packed."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from treadle import LLM
+from treadle.config import Config
+
+
+def loaded(config: Config) -> LLM:
+    """Load the model that the settings name. The bar goes to the terminal's error stream, and nowhere else."""
+    console = Console(stderr=True)
+    columns = (TextColumn("loading"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("weights", total=1.0)
+        return LLM(
+            config.model,
+            threads=config.threads,
+            context=config.context,
+            progress=lambda share: bar.update(task, completed=share),
+        )
