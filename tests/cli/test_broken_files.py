@@ -11,9 +11,9 @@ from tests.weights.containers import BROKEN
 
 # The kinds of real_world_cases section 7; tests/weights/test_gguf.py has them all, without a process each.
 NAMES = [
-    "magic", "version", "zero_dim", "ndims9", "ndims_huge", "dim_overflow", "offset_eof", "offset_wrap", "align0",
-    "nkv_huge", "nt_huge", "strlen", "empty_key", "bad_type", "no_arch", "empty_arch", "tok_u8", "dup_tensor", "trunc",
-    "zero",
+    "magic", "version", "zero_dim", "ndims9", "ndims_huge", "dim_overflow", "offset_eof", "offset_wrap",
+    "align0", "nkv_huge", "nt_huge", "strlen", "empty_key", "bad_type", "no_arch", "empty_arch", "tok_u8",
+    "dup_tensor", "trunc", "zero",
 ]  # fmt: skip
 
 

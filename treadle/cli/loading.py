@@ -10,7 +10,7 @@ from treadle.config import Config
 
 
 def loaded(config: Config) -> LLM:
-    """Load the model that the settings name. The bar goes to the terminal's error stream, and nowhere else."""
+    """Load the model that the settings name. The bar is drawn on the error stream if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("loading"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
