@@ -186,6 +186,59 @@ class Program:
     def cache_bytes(self) -> int:
         """Bytes of the KV cache of all layers."""
 
+# kernels: one at a time on a named ISA, for tests. All raise ValueError when sizes do not fit.
+
+def rows_rms_norm(
+    isa: str, x: npt.NDArray[np.float32], weight: npt.NDArray[np.float32], eps: float
+) -> npt.NDArray[np.float32]:
+    """x / sqrt(mean(x²) + eps) * weight, all [n]."""
+
+def rows_quantise(
+    isa: str, x: npt.NDArray[np.float32], scale_k: int, two_bytes: bool
+) -> tuple[
+    npt.NDArray[np.int8],
+    npt.NDArray[np.int8],
+    npt.NDArray[np.float32],
+    npt.NDArray[np.float32],
+    npt.NDArray[np.int32],
+    npt.NDArray[np.int32],
+    npt.NDArray[np.int16],
+]:
+    """The fields of csrc/kernels/rows/quantised.h for ``x`` [n]; zeros in those that the form does not have.
+
+    q [n], low [n], scale [n / scale_k], sum [n / 32], neg32 [n / 32], neg16 [n / 16], words [n / 32].
+    """
+
+def rows_rope(
+    isa: str,
+    x: npt.NDArray[np.float32],
+    cos: npt.NDArray[np.float32],
+    sin: npt.NDArray[np.float32],
+    neox: bool,
+) -> npt.NDArray[np.float32]:
+    """``x`` [n] rotated; ``cos`` and ``sin`` [n / 2]. ``neox`` as of Program.attention."""
+
+def rows_swiglu(
+    isa: str, gate: npt.NDArray[np.float32], up: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """silu(gate) * up, all [n]."""
+
+def rows_to_bf16(isa: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of ``x`` [n] rounded to bf16, ties to even."""
+
+def attention(
+    isa: str,
+    query: npt.NDArray[np.float32],
+    limit: npt.NDArray[np.int64],
+    keys: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    stale: int = 0,
+) -> npt.NDArray[np.float32]:
+    """Attention [rows, dim] of one kv head; row r of ``query`` [rows, dim] sees the first ``limit[r]`` keys.
+
+    ``keys``, ``values`` [tokens, dim]. ``stale``: bf16 bits in the unused places of the cache.
+    """
+
 # sampling
 
 class NoTokenLeft(ValueError):
