@@ -88,7 +88,10 @@ public:
     };
     LinearOp(const RowKernels& rows, const Buffer& x, std::vector<LinearPart> parts, Epilogue epilogue,
              Buffer& out)
-        : rows_(rows), x_(x), parts_(std::move(parts)), epilogue_(std::move(epilogue)), out_(out) {}
+        : rows_(rows), x_(x), parts_(std::move(parts)), epilogue_(std::move(epilogue)), out_(out) {
+        part_columns_.push_back(0);
+        for (const LinearPart& part : parts_) part_columns_.push_back(part_columns_.back() + part.matrix->rows);
+    }
     int64_t plan(const Step& step, int workers) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
@@ -100,10 +103,13 @@ private:
     Range range(int64_t chunk) const;
     void multiply(const LinearPart& part, const Range& range, float* tile) const;
     void finish(const Range& range, const float* tile) const;
+    template <bool kBias, bool kResidual>
+    void finish_panel(const Range& range, int64_t column, const float* sums) const;
 
     const RowKernels& rows_;
     const Buffer& x_;
     std::vector<LinearPart> parts_;
+    std::vector<int64_t> part_columns_;  // [parts + 1]: where each part's outputs begin
     Epilogue epilogue_;
     Buffer& out_;
     int64_t step_rows_ = 0, chunk_panels_ = 1, chunk_rows_ = 1, row_chunks_ = 1;

@@ -108,25 +108,42 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, float* tile)
     }
 }
 
+// out[0..16) = sums [+ bias] [+ residual]; `out` may be `residual`.
+template <bool kBias, bool kResidual>
+void LinearOp::finish_panel(const Range& range, int64_t column, const float* sums) const {
+    for (int64_t row = range.row_begin; row < range.row_end; ++row, sums += kPanel) {
+        float* out = out_.row(row) + column;
+        const float* residual = kResidual ? epilogue_.residual->row(row) + column : nullptr;
+        float y[kPanel];
+        for (int i = 0; i < kPanel; ++i) {
+            y[i] = sums[i];
+            if constexpr (kBias) y[i] += epilogue_.bias[column + i];
+            if constexpr (kResidual) y[i] += residual[i];
+        }
+        std::memcpy(out, y, sizeof y);
+    }
+}
+
 void LinearOp::finish(const Range& range, const float* tile) const {
     const int64_t rows = range.row_end - range.row_begin;
-    int64_t first_column = range.panel_begin * kPanel;
-    for (int part = 0; part < range.part; ++part) first_column += parts_[part].matrix->rows;
-    const int64_t part_end = first_column - range.panel_begin * kPanel + parts_[range.part].matrix->rows;
-    for (int64_t row = 0; row < rows; ++row) {
-        float* out = out_.row(range.row_begin + row);
-        const float* residual = epilogue_.residual ? epilogue_.residual->row(range.row_begin + row) : nullptr;
-        int64_t column = first_column;
-        for (int64_t panel = 0; panel < range.panel_end - range.panel_begin; ++panel, column += kPanel) {
-            const float* sums = tile + (panel * rows + row) * kPanel;
-            const int64_t count = std::min<int64_t>(kPanel, part_end - column);
-            for (int64_t i = 0; i < count; ++i) {
-                float y = sums[i];
-                if (!epilogue_.bias.empty()) y += epilogue_.bias[column + i];
-                if (residual != nullptr) y += residual[column + i];
-                out[column + i] = y;
-            }
+    const int64_t part_begin = part_columns_[range.part], part_end = part_columns_[range.part + 1];
+    const bool bias = !epilogue_.bias.empty(), residual = epilogue_.residual != nullptr;
+    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel, tile += rows * kPanel) {
+        const int64_t column = part_begin + panel * kPanel;
+        if (column + kPanel <= part_end) {
+            if (bias && residual) finish_panel<true, true>(range, column, tile);
+            else if (bias) finish_panel<true, false>(range, column, tile);
+            else if (residual) finish_panel<false, true>(range, column, tile);
+            else finish_panel<false, false>(range, column, tile);
+            continue;
         }
+        for (int64_t row = 0; row < rows; ++row)
+            for (int64_t i = column; i < part_end; ++i) {
+                float y = tile[row * kPanel + i - column];
+                if (bias) y += epilogue_.bias[i];
+                if (residual) y += epilogue_.residual->row(range.row_begin + row)[i];
+                out_.row(range.row_begin + row)[i] = y;
+            }
     }
 }
 

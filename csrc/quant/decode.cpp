@@ -69,10 +69,17 @@ void decode_q4_k_q5_k(bool five, const uint8_t* p, Decoded& out) {
     scales_mins_6bit(p + 4, out.scale, out.min);
     const uint8_t* high = p + 16;
     const uint8_t* q = five ? p + 48 : p + 16;
-    for (int k = 0; k < kSuper; ++k) {
-        const int group = k / 32;
-        const uint8_t low = (q[group / 2 * 32 + k % 32] >> (group % 2 * 4)) & 0xF;
-        out.code[k] = low | (five ? ((high[k % 32] >> group) & 1) << 4 : 0);
+    for (int pair = 0; pair < 4; ++pair) {
+        uint8_t* code = out.code + pair * 64;
+        for (int i = 0; i < 32; ++i) {
+            code[i] = q[pair * 32 + i] & 0xF;
+            code[32 + i] = q[pair * 32 + i] >> 4;
+        }
+        if (!five) continue;
+        for (int i = 0; i < 32; ++i) {
+            code[i] |= ((high[i] >> (2 * pair)) & 1) << 4;
+            code[32 + i] |= ((high[i] >> (2 * pair + 1)) & 1) << 4;
+        }
     }
 }
 
@@ -103,11 +110,15 @@ void decode_q3_k(const uint8_t* p, Decoded& out) {
 }
 
 void decode_q6_k(const uint8_t* p, Decoded& out) {
-    const uint8_t* high = p + 128;
-    for (int k = 0; k < kSuper; ++k) {
-        const int half = k / 128, r = k % 128;
-        const uint8_t low = (p[half * 64 + r % 64] >> (r / 64 * 4)) & 0xF;
-        out.code[k] = low | ((high[half * 32 + r % 32] >> (r / 32 * 2)) & 3) << 4;
+    for (int half = 0; half < 2; ++half) {
+        const uint8_t *low = p + half * 64, *high = p + 128 + half * 32;
+        uint8_t* code = out.code + half * 128;
+        for (int i = 0; i < 32; ++i) {
+            code[i] = (low[i] & 0xF) | (high[i] & 3) << 4;
+            code[32 + i] = (low[32 + i] & 0xF) | ((high[i] >> 2) & 3) << 4;
+            code[64 + i] = (low[i] >> 4) | ((high[i] >> 4) & 3) << 4;
+            code[96 + i] = (low[32 + i] >> 4) | (high[i] >> 6) << 4;
+        }
     }
     for (int i = 0; i < 16; ++i) out.scale[i] = static_cast<int8_t>(p[192 + i]);
     out.super_d = load16(p + 208);

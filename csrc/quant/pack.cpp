@@ -12,28 +12,36 @@ namespace treadle {
 
 namespace {
 
-// Spreads the codes of one output row over the bit planes of a group of 32 k. `lane` points at the row's four
-// bytes.
+uint32_t load32(const uint8_t* p) {
+    uint32_t value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+// One bit plane of a group: `width` bits from `shift` up of every code, four codes (one step) at a time. Returns where the
+// next plane begins.
+template <int kWidth>
+uint8_t* pack_plane(const uint8_t* code, int shift, uint8_t* lane) {
+    constexpr int kPerByte = 8 / kWidth;
+    constexpr uint32_t kMask = 0x01010101u * ((1u << kWidth) - 1);
+    for (int vector = 0; vector < kWidth; ++vector, lane += 64) {
+        uint32_t word = 0;
+        for (int i = 0; i < kPerByte; ++i)
+            word |= ((load32(code + 4 * (vector * kPerByte + i)) >> shift) & kMask) << (i * kWidth);
+        std::memcpy(lane, &word, sizeof word);
+    }
+    return lane;
+}
+
+// Spreads the codes of one output row over the bit planes of a group of 32 k. `lane` points at the row's four bytes.
 void pack_codes(int bits, const uint8_t* code, uint8_t* lane) {
-    const auto plane = [&](int width, int shift) {
-        const int per_byte = 8 / width;
-        const uint8_t mask = static_cast<uint8_t>((1 << width) - 1);
-        for (int vector = 0; vector < width; ++vector, lane += 64) {
-            for (int b = 0; b < 4; ++b) {
-                uint8_t byte = 0;
-                for (int i = 0; i < per_byte; ++i)
-                    byte |= ((code[4 * (vector * per_byte + i) + b] >> shift) & mask) << (i * width);
-                lane[b] |= byte;
-            }
-        }
-    };
     switch (bits) {
-    case 2: return plane(2, 0);
-    case 3: return plane(2, 0), plane(1, 2);
-    case 4: return plane(4, 0);
-    case 5: return plane(4, 0), plane(1, 4);
-    case 6: return plane(4, 0), plane(2, 4);
-    case 8: return plane(8, 0);
+    case 2: pack_plane<2>(code, 0, lane); return;
+    case 3: pack_plane<1>(code, 2, pack_plane<2>(code, 0, lane)); return;
+    case 4: pack_plane<4>(code, 0, lane); return;
+    case 5: pack_plane<1>(code, 4, pack_plane<4>(code, 0, lane)); return;
+    case 6: pack_plane<2>(code, 4, pack_plane<4>(code, 0, lane)); return;
+    default: pack_plane<8>(code, 0, lane); return;
     }
 }
 
