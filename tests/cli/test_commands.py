@@ -5,21 +5,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from treadle.cli.main import COMMANDS
+from treadle.cli.serve import FIRST_QUESTION
 from treadle.config import Config
 
 
+def clean_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("TREADLE_")}
+
+
 def treadle(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("TREADLE_")}
     return subprocess.run(
         [sys.executable, "-m", "treadle.cli", *arguments],
-        input=stdin, capture_output=True, text=True, timeout=120, env={**clean, **environment},
+        input=stdin, capture_output=True, text=True, timeout=120, env={**clean_environment(), **environment},
     )  # fmt: skip
 
 
@@ -82,13 +89,41 @@ def test_errors_are_one_line(arguments: list[str], code: int, named: str) -> Non
 
 
 def test_taken_port_is_an_error() -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         result = treadle("serve", "--port", port)
     assert result.returncode == 1
     assert port in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["generate", "--prompt", "x"], ["bench", "machine"]])
+def test_unknown_isa_is_explained(arguments: list[str]) -> None:
+    result = treadle(*arguments, TREADLE_ISA="foo")
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "TREADLE_ISA=foo does not run on this CPU; it can be one of ref, avx2" in result.stderr
+
+
+def test_serve_answers_openai_clients_under_both_names() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with subprocess.Popen(
+        [sys.executable, "-m", "treadle.cli", "serve", "--port", str(port), "--context", "1024"],
+        stdout=subprocess.PIPE, text=True, env=clean_environment(),
+    ) as server:  # fmt: skip
+        try:
+            assert server.stdout is not None
+            ready = next(line for line in server.stdout if line.startswith(("Ready", "Stop")))
+            assert ready.startswith("Ready: smollm2-135m-instruct on ")
+            with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+                assert [model.id for model in client.models.list()] == ["smollm2-135m-instruct"]
+                for name in ("smollm2-135m-instruct", "smollm2:135m"):
+                    answer = client.chat.completions.create(
+                        model=name, messages=[{"role": "user", "content": FIRST_QUESTION}], temperature=0
+                    )
+                    assert "Paris" in (answer.choices[0].message.content or "")
+        finally:
+            server.send_signal(signal.SIGTERM)
 
 
 def test_chat_answers_and_remembers_until_cleared() -> None:
