@@ -8,6 +8,7 @@ namespace treadle {
 
 void bind_bench(nb::module_& m);
 void bind_gguf(nb::module_& m);
+void bind_kernels(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_threads(nb::module_& m);
@@ -19,6 +20,7 @@ NB_MODULE(_native, m) {
     treadle::bind_threads(m);
     treadle::bind_gguf(m);
     treadle::bind_program(m);
+    treadle::bind_kernels(m);
     treadle::bind_sampling(m);
     treadle::bind_bench(m);
 }

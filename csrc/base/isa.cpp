@@ -39,6 +39,16 @@ std::vector<Isa> available_isas() {
     return found;
 }
 
+Isa isa_from_name(std::string_view name) {
+    std::string allowed;
+    for (Isa isa : available_isas()) {
+        if (isa_name(isa) == name) return isa;
+        allowed += (allowed.empty() ? "" : ", ") + std::string(isa_name(isa));
+    }
+    throw std::invalid_argument("ISA " + std::string(name) + " does not run on this CPU; it can be one of " +
+                                allowed);
+}
+
 Isa select_isa() {
     const std::vector<Isa> found = available_isas();
     const char* wanted = std::getenv("TREADLE_ISA");

@@ -34,12 +34,6 @@ Format parse_format(const std::string& name) {
     throw std::invalid_argument("weight format " + name + " is not supported; supported are " + known);
 }
 
-Isa parse_isa(const std::string& name) {
-    for (Isa isa : available_isas())
-        if (isa_name(isa) == name) return isa;
-    throw std::invalid_argument("ISA " + name + " does not run on this CPU");
-}
-
 std::vector<float> to_vector(const Floats& values) { return {values.data(), values.data() + values.size()}; }
 
 std::shared_ptr<Matrix> pack_matrix(Pool& pool, const std::string& format_name, const Raw& data, int64_t rows,
@@ -61,7 +55,7 @@ class LinearProbe {
 public:
     LinearProbe(std::shared_ptr<Pool> pool, const std::string& isa, std::shared_ptr<Matrix> matrix,
                 int64_t rows, bool two_bytes)
-        : program_(std::move(pool), parse_isa(isa), {rows, 1, 1}, two_bytes) {
+        : program_(std::move(pool), isa_from_name(isa), {rows, 1, 1}, two_bytes) {
         x_ = program_.buffer(matrix->cols, false);
         y_ = program_.buffer(matrix->rows, false);
         program_.linear(x_, {std::move(matrix)}, {}, -1, y_);
@@ -230,7 +224,7 @@ void bind_program(nb::module_& m) {
             [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa, int64_t max_tokens,
                int64_t max_logits, int64_t blocks, bool two_bytes) {
                 new (self)
-                    Program(std::move(pool), parse_isa(isa), {max_tokens, max_logits, blocks}, two_bytes);
+                    Program(std::move(pool), isa_from_name(isa), {max_tokens, max_logits, blocks}, two_bytes);
             },
             "pool"_a, "isa"_a, "max_tokens"_a, "max_logits"_a, "blocks"_a, "two_bytes"_a)
         .def("buffer", &Program::buffer, "width"_a, "logits"_a = false)

@@ -13,6 +13,10 @@ void require(bool condition, const std::string& message) {
     if (!condition) throw std::invalid_argument(message);
 }
 
+void require_same_rows(const Buffer& a, const Buffer& b) {
+    require(a.logits() == b.logits(), "an operation cannot mix a row per token with a row per wanted logits");
+}
+
 }  // namespace
 
 Program::Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes)
@@ -45,7 +49,10 @@ Buffer& Program::buffer_of(int index, int64_t width) {
     return buffer;
 }
 
-void Program::add(std::unique_ptr<Op> op) { ops_.push_back(std::move(op)); }
+void Program::add(std::unique_ptr<Op> op) {
+    ops_.push_back(std::move(op));
+    strips_.reset();  // made by the next run, for as many operations
+}
 
 void Program::wrote(int out, RmsNormOp* norm) {
     forms_[out].clear();
@@ -65,6 +72,7 @@ void Program::want(int x, Form form) {
 
 void Program::embed(Format format, std::span<const uint8_t> table, int64_t rows, int out) {
     Buffer& to = buffer_of(out, at(out).width());
+    require(!to.logits(), "an embedding goes to a buffer of tokens");
     require(to.width() % info(format).block_k == 0 && table.size() == file_bytes(format, to.width()) * rows,
             "the embedding table has " + std::to_string(table.size()) + " bytes, not those of " +
                 std::to_string(rows) + " x " + std::to_string(to.width()) + " values");
@@ -83,6 +91,7 @@ void Program::select(int x, int out) {
 void Program::rms_norm(int x, std::vector<float> weight, float eps, int out) {
     const Buffer& from = buffer_of(x, static_cast<int64_t>(weight.size()));
     Buffer& to = buffer_of(out, from.width());
+    require_same_rows(from, to);
     auto op = std::make_unique<RmsNormOp>(rows_, from, std::move(weight), eps, to);
     RmsNormOp* norm = op.get();
     add(std::move(op));
@@ -113,11 +122,15 @@ void Program::linear(int x, std::vector<std::shared_ptr<const Matrix>> matrices,
     }
     Buffer& to = buffer_of(out, width);
     require(out != x, "a linear operation cannot write to its own input");
+    require_same_rows(at(x), to);
     require(bias.empty() || static_cast<int64_t>(bias.size()) == width,
             "the bias has " + std::to_string(bias.size()) + " values for " + std::to_string(width) +
                 " outputs");
     LinearOp::Epilogue epilogue{std::move(bias)};
-    if (residual >= 0) epilogue.residual = &buffer_of(residual, width);
+    if (residual >= 0) {
+        epilogue.residual = &buffer_of(residual, width);
+        require_same_rows(*epilogue.residual, to);
+    }
     add(std::make_unique<LinearOp>(rows_, *buffers_[x], std::move(parts), std::move(epilogue), to));
     wrote(out, nullptr);
 }
@@ -128,6 +141,7 @@ void Program::gated_linear(int x, std::shared_ptr<const Matrix> gate, std::share
             "gate and up must have the same shape and format to be computed together");
     Buffer& to = buffer_of(out, gate->rows);
     require(out != x, "a linear operation cannot write to its own input");
+    require_same_rows(at(x), to);
     std::vector<LinearPart> parts{part(x, std::move(gate)), part(x, std::move(up))};
     add(std::make_unique<LinearOp>(rows_, *buffers_[x], std::move(parts),
                                    LinearOp::Epilogue{{}, nullptr, true}, to));
@@ -154,6 +168,10 @@ void Program::attention(int qkv, const AttentionShape& shape, bool neox, CacheOp
     const Buffer& from =
         buffer_of(qkv, static_cast<int64_t>(shape.heads + 2 * shape.kv_heads) * shape.head_dim);
     Buffer& to = buffer_of(out, static_cast<int64_t>(shape.heads) * shape.head_dim);
+    require(!from.logits() && !to.logits(), "attention goes from a buffer of tokens to another");
+    require((norm.q.empty() || static_cast<int64_t>(norm.q.size()) == shape.head_dim) &&
+                (norm.k.empty() || static_cast<int64_t>(norm.k.size()) == shape.head_dim),
+            "the norms of query and key heads need " + std::to_string(shape.head_dim) + " weights");
     const bool first = plan_ == nullptr;
     if (first) {
         plan_ = std::make_shared<AttentionPlan>();
@@ -200,6 +218,7 @@ void Program::check(const Step& step) const {
 }
 
 bool Program::run(Step step, const std::function<bool()>& interrupted) {
+    const std::lock_guard lock(one_run_);
     check(step);
     step_ = std::move(step);
     const int workers = pool_->size();

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -45,8 +46,8 @@ public:
     void attention(int qkv, const AttentionShape& shape, bool neox, CacheOp::HeadNorm norm, int out);
 
     // Runs every operation for the step. `interrupted` is asked now and then by the calling thread; when it
-    // says yes the run ends early and the result is false. Throws std::invalid_argument when the step exceeds
-    // the limits.
+    // says yes the run ends early and the result is false. A second caller waits for the first. Throws
+    // std::invalid_argument when the step exceeds the limits.
     bool run(Step step, const std::function<bool()>& interrupted);
 
     const Buffer& at(int buffer) const { return *buffers_.at(buffer); }
@@ -94,6 +95,7 @@ private:
     int64_t embed_rows_ = 0;
 
     Step step_;
+    std::mutex one_run_;
     std::vector<Memory> scratch_;           // per worker
     std::unique_ptr<Strip[]> strips_;       // [ops][workers]
     std::unique_ptr<Progress[]> progress_;  // [ops]

@@ -41,7 +41,10 @@ public:
             if (done(load())) return;
             _mm_pause();
         }
-        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        sleepers_.fetch_add(1, std::memory_order_relaxed);
+        // Pairs with the fence in wake(): either this thread sees the new value, or the other sees the
+        // sleeper.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
         for (uint32_t seen = load(); !done(seen); seen = load())
             syscall(SYS_futex, address(), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
         sleepers_.fetch_sub(1, std::memory_order_relaxed);

@@ -18,7 +18,8 @@ namespace treadle {
 
 class Pool {
 public:
-    // One worker per logical CPU id. Throws std::invalid_argument when `cpus` is empty or names a CPU twice.
+    // One worker per logical CPU id. Throws std::invalid_argument when `cpus` is empty or names a CPU twice,
+    // std::runtime_error when the system refuses to make a thread.
     explicit Pool(std::vector<int> cpus);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -27,7 +28,8 @@ public:
     int size() const { return static_cast<int>(cpus_.size()); }
 
     // Calls job(worker) once on each of the workers and returns when all have returned. Only one job runs at
-    // a time; a second caller waits. Must not be called from inside a job. `job` must not throw.
+    // a time; a second caller waits. Must not be called from inside a job. `job` must not throw. Throws
+    // std::runtime_error in a process that fork() made, where the workers are missing.
     template <class Job>
     void run(Job&& job) {
         run_erased(
@@ -49,8 +51,10 @@ private:
 
     void run_erased(Erased job, void* context);
     void work(int worker);
+    void stop();
 
     std::vector<int> cpus_;
+    pid_t process_;
     std::mutex one_job_;
     Erased job_ = nullptr;
     void* context_ = nullptr;

@@ -27,36 +27,39 @@ void score_block(const AttentionSplit& a, int first, const uint16_t* keys, float
     }
 }
 
-// out[r][d..d+16*kVectors) += sum over the block's tokens of p[r][token] * value[token][d..]
+// out[r][d..d+16*kVectors) += sum over the tokens of a step of p[r][token] * value[token][d..]
 template <int kRows, int kVectors>
-void value_block(const AttentionSplit& a, int d, int blocks, const uint16_t* const* values,
+void value_block(const AttentionSplit& a, int d, int tokens, const uint16_t* const* values,
                  const uint16_t (*p)[kAttentionStep], float* out) {
     Float acc[kRows][kVectors];
     for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVectors; ++v) acc[r][v] = float_load(out + r * a.head_dim + d + v * 16);
-    for (int block = 0; block < blocks; ++block) {
-        for (int pair = 0; pair < kBlock / 2; ++pair) {
-            Bytes value[kVectors];
-            for (int v = 0; v < kVectors; ++v)
-                value[v] = bytes_load(
-                    reinterpret_cast<const uint8_t*>(values[block] + (pair * a.head_dim + d + v * 16) * 2));
-            for (int r = 0; r < kRows; ++r) {
-                uint32_t weights;
-                __builtin_memcpy(&weights, p[r] + block * kBlock + 2 * pair, 4);
-                for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bf16(acc[r][v], value[v], weights);
-            }
+    const auto add_pair = [&](int token, auto both) {
+        const uint16_t* at = values[token / kBlock] + (token % kBlock / 2 * a.head_dim + d) * 2;
+        Bytes value[kVectors];
+        for (int v = 0; v < kVectors; ++v) {
+            value[v] = bytes_load(reinterpret_cast<const uint8_t*>(at + v * 32));
+            if constexpr (!both) value[v] = bytes_and(value[v], int_splat(0xFFFF));
         }
-    }
+        for (int r = 0; r < kRows; ++r) {
+            uint32_t weights;
+            __builtin_memcpy(&weights, p[r] + token, 4);
+            for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bf16(acc[r][v], value[v], weights);
+        }
+    };
+    for (int token = 0; token + 2 <= tokens; token += 2) add_pair(token, std::true_type{});
+    // Behind the last token may be what another sequence left, even an infinity, which times 0 is not 0.
+    if (tokens % 2 != 0) add_pair(tokens - 1, std::false_type{});
     for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVectors; ++v) float_store(out + r * a.head_dim + d + v * 16, acc[r][v]);
 }
 
 template <int kRows>
-void value_rows(const AttentionSplit& a, int blocks, const uint16_t* const* values,
+void value_rows(const AttentionSplit& a, int tokens, const uint16_t* const* values,
                 const uint16_t (*p)[kAttentionStep], float* out) {
     int d = 0;
-    for (; d + 64 <= a.head_dim; d += 64) value_block<kRows, 4>(a, d, blocks, values, p, out);
-    for (; d < a.head_dim; d += 16) value_block<kRows, 1>(a, d, blocks, values, p, out);
+    for (; d + 64 <= a.head_dim; d += 64) value_block<kRows, 4>(a, d, tokens, values, p, out);
+    for (; d < a.head_dim; d += 16) value_block<kRows, 1>(a, d, tokens, values, p, out);
 }
 
 // Calls f with a compile-time count of rows from 1 to kMost.
@@ -77,8 +80,8 @@ void attention_split(const AttentionSplit& a) {
         float_store(a.out + i, float_zero());
 
     for (int64_t key = a.begin; key < a.end; key += kAttentionStep) {
-        const int blocks = static_cast<int>(
-            ((a.end - key < kAttentionStep ? a.end - key : kAttentionStep) + kBlock - 1) / kBlock);
+        const int tokens = static_cast<int>(a.end - key < kAttentionStep ? a.end - key : kAttentionStep);
+        const int blocks = (tokens + kBlock - 1) / kBlock;
         const uint16_t* values[kAttentionStep / kBlock];
         for (int b = 0; b < blocks; ++b) {
             const uint16_t* keys = a.cache + a.table[key / kBlock + b] * a.block_stride;
@@ -114,7 +117,7 @@ void attention_split(const AttentionSplit& a) {
         }
         for (int r = 0; r < a.rows; r += kValueRows)
             with_rows<kValueRows>(a.rows - r, [&](auto rows) {
-                value_rows<rows>(a, blocks, values, &p[r], a.out + static_cast<int64_t>(r) * a.head_dim);
+                value_rows<rows>(a, tokens, values, &p[r], a.out + static_cast<int64_t>(r) * a.head_dim);
             });
     }
 }

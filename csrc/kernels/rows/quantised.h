@@ -24,7 +24,7 @@ struct Quantised {
     const float* sum;      // [rows][groups32], scale * sum of q over 32; only when scale_k is 32
     const int32_t* neg32;  // [rows][groups32], - sum of q over 32
     const int32_t* neg16;  // [rows][2 * groups32], - sum of q over 16
-    const int16_t* words;  // [rows][groups32], sum of q over 32, as 16-bit pairs
+    const int16_t* words;  // [rows][groups32], sum of q over 32, as 16-bit pairs; only with 8 bits
     int64_t q_stride;      // bytes between rows
     int64_t groups32;      // groups of 32 per row, rounded up to 8
 };

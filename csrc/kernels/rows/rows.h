@@ -18,6 +18,9 @@ struct QuantisedRow {
     int16_t* words;
 };
 
+// Groups with a smaller scale (values under 2e-34) become zeros: 1 / scale would not be finite.
+inline constexpr float kLeastScale = 0x1p-126f;
+
 struct RowKernels {
     // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]   (RMSNorm, arXiv 1910.07467); out may be x
     void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
@@ -33,7 +36,7 @@ struct RowKernels {
     // out[i] = gate[i] / (1 + exp(-gate[i])) * up[i]   (SwiGLU, arXiv 2002.05202)
     void (*swiglu)(const float* gate, const float* up, int64_t n, float* out);
 
-    // Round to nearest, ties to even.
+    // Round to nearest, ties to even. Levels with bf16 instructions take numbers below 2^-126 for zero.
     void (*to_bf16)(const float* x, int64_t n, uint16_t* out);
 };
 

@@ -22,7 +22,7 @@ void quantise(const float* x, int64_t n, int scale_k, const QuantisedRow& out) {
         float largest = 0;
         for (int64_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(x[i]));
         const float scale = largest / (out.low != nullptr ? 16256.0f : 127.0f);
-        const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+        const float inverse = scale >= kLeastScale ? 1.0f / scale : 0.0f;
         out.scale[begin / scale_k] = scale;
         for (int64_t i = begin; i < end; i += 16) {
             int sum = 0;

@@ -32,7 +32,7 @@ inline void quantise(const float* x, int64_t n, int scale_k, const QuantisedRow&
         Float largest = float_zero();
         for (int64_t i = begin; i < end; i += 16) largest = float_max(largest, float_abs(float_load(x + i)));
         const float scale = float_max_of(largest) / (out.low != nullptr ? 16256.0f : 127.0f);
-        const Float inverse = float_splat(scale > 0.0f ? 1.0f / scale : 0.0f);
+        const Float inverse = float_splat(scale >= kLeastScale ? 1.0f / scale : 0.0f);
         out.scale[begin / scale_k] = scale;
         for (int64_t i = begin; i < end; i += 32) {
             const Int first = to_int(float_mul(float_load(x + i), inverse));
@@ -78,8 +78,8 @@ inline void swiglu(const float* gate, const float* up, int64_t n, float* out) {
     const Float one = float_splat(1.0f), minus_log2e = float_splat(-1.4426950408889634f);
     const auto sixteen = [&](const float* g, const float* u, float* o) {
         const Float x = float_load(g);
-        // exp(-x) is kept below 2^126 so that the sum stays finite
-        const Float e = float_exp2(float_min(float_mul(x, minus_log2e), float_splat(126.0f)));
+        // 2^128 is infinite, and x / infinity is the zero that is wanted
+        const Float e = float_exp2(float_min(float_mul(x, minus_log2e), float_splat(128.0f)));
         float_store(o, float_mul(float_div(x, float_add(one, e)), float_load(u)));
     };
     int64_t i = 0;
