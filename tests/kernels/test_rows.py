@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -150,7 +152,7 @@ def test_to_bf16_rounds_to_nearest_even(isa: str, drop: int) -> None:
     magnitude = bits & 0x7FFFFFFF
     finite = magnitude < 0x7F800000
 
-    def value(upper_half: NDArray[np.uint32]) -> NDArray[np.float64]:
+    def value(upper_half: NDArray[Any]) -> NDArray[np.float64]:
         """Of a bf16; the one after the largest would be 2^128."""
         exponent, fraction = upper_half >> 7, upper_half & 0x7F
         normal = np.ldexp(1 + fraction / 128, exponent.astype(np.int32) - 127)
