@@ -128,6 +128,12 @@ class Config:
     max_queue: int = setting(
         256, _integer(0, 2**20), "Requests that may wait for others to end; more are refused with 429.", "N"
     )
+    speculation: str = setting(
+        "on",
+        _one_of("on", "off"),
+        "on: guess tokens from earlier text where that saves time, with the same answers; off: never.",
+        "on|off",
+    )
     host: str = setting(
         "127.0.0.1", _text, "Address to listen on. Beyond loopback an API key is required.", "ADDR"
     )

@@ -34,6 +34,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()  # matched on ids, by the engine
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: chosen token and the k most likely ones
+    grammar: str | None = None  # what the answer must follow, as treadle.engine.grammar takes it
+    # where the grammar begins: at once, after the think block that the prompt opened, or the model may open
+    reasoning: Literal["none", "open", "may_open"] = "none"
 
 
 class Request(msgspec.Struct, kw_only=True):

@@ -4,6 +4,9 @@ The KV entry of a position is a hash of its token and of all earlier entries, re
 and the next token is taken from the entry of the last one. A wrong table, a block given away too early, a
 prefix matched wrongly or a token run twice therefore changes the answer. ``expected`` computes the same from
 a plain list.
+
+With ``habit`` the model mostly counts on, so that its tokens can be guessed from earlier ones; the KV decides
+when it does something else. With a seed its choices depend on the number of earlier ones as well.
 """
 
 from __future__ import annotations
@@ -38,7 +41,16 @@ def token_of(value: np.uint64) -> int:
     return int(value >> np.uint64(7)) % VOCAB
 
 
-def expected(prompt: list[int], count: int) -> list[int]:
+def choice(value: np.uint64, last: int, habit: bool, seed: int | None, chosen: int) -> int:
+    """The token after ``last``, as choice number ``chosen``."""
+    with np.errstate(over="ignore"):
+        value = value if seed is None else (value ^ np.uint64(seed * 1_000_003 + chosen)) * _PRIME
+    if habit and int(value >> np.uint64(40)) % 10:
+        return (last + 1) % 20
+    return token_of(value)
+
+
+def expected(prompt: list[int], count: int, *, habit: bool = False, seed: int | None = None) -> list[int]:
     """The next ``count`` tokens after ``prompt``."""
     tokens, entries = list(prompt), np.zeros(len(prompt) + count, np.uint64)
     done = 0
@@ -46,7 +58,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
         for i in range(done, len(tokens)):
             entries[i] = entry(tokens[i], entries[:i])
         done = len(tokens)
-        tokens.append(token_of(entries[done - 1]))
+        tokens.append(choice(entries[done - 1], tokens[-1], habit, seed, done - len(prompt)))
     return tokens[len(prompt) :]
 
 
@@ -60,6 +72,7 @@ class State:
     def __init__(self, request: Request) -> None:
         self.bias = dict(request.params.logit_bias)
         self.logprobs = request.params.logprobs
+        self.seed = request.params.seed
         self.accepted: list[int] = []
 
     def accept(self, token: int) -> None:
@@ -77,6 +90,7 @@ class ModelRunner:
         context: int = 512,
         num_blocks: int = 64,
         eos_ids: frozenset[int] = frozenset(),
+        habit: bool = False,
         cost: Callable[[int, int], float] = lambda decodes, prefill: 0.01 + 0.001 * decodes + 0.001 * prefill,
     ) -> None:
         self.max_tokens = max_tokens
@@ -93,22 +107,24 @@ class ModelRunner:
         self.now = 0.0
         self._cost = cost
         self._kv = np.zeros((num_blocks, BLOCK), np.uint64)
-        self._logits: list[np.uint64] = []
+        self._habit = habit
+        self._logits: list[tuple[np.uint64, int]] = []
 
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids) -> None:
         assert 0 < len(tokens) <= self.max_tokens
         assert len(set(slots.tolist())) == len(slots) <= self.max_sequences
         assert query_lens.sum() == len(tokens)
+        assert len(logits_rows) <= self.max_sequences
         self.steps.append(query_lens.tolist())
         self.tokens_run += len(tokens)
-        values: list[np.uint64] = []
+        values: list[tuple[np.uint64, int]] = []
         at = 0
         for length, past, slot in zip(query_lens.tolist(), past_lens.tolist(), slots.tolist(), strict=True):
             blocks = self.tables[slot, : -(-(past + length) // BLOCK)]
             kv = self._kv[blocks].reshape(-1)
             for i in range(past, past + length):
                 kv[i] = self._kv[blocks[i // BLOCK], i % BLOCK] = entry(int(tokens[at]), kv[:i])
-                values.append(kv[i])
+                values.append((kv[i], int(tokens[at])))
                 at += 1
         self._logits = [values[i] for i in logits_rows]
         ones = sum(length == 1 for length in query_lens.tolist())
@@ -118,7 +134,11 @@ class ModelRunner:
         mine = [state for state in states if isinstance(state, State)]
         if bad := [i for i, state in enumerate(mine) if state.bias]:
             raise NothingLeft(bad)
-        tokens = np.array([token_of(self._logits[row]) for row in rows], np.int32)
+        chosen = [
+            choice(*self._logits[row], self._habit, state.seed, len(state.accepted))
+            for row, state in zip(rows, mine, strict=True)
+        ]
+        tokens = np.array(chosen, np.int32)
         logprobs = np.array([-0.5 if state.logprobs is not None else np.nan for state in mine], np.float32)
         tops = [None if s.logprobs is None else [(int(t), -0.5)] for t, s in zip(tokens, mine, strict=True)]
         return tokens, logprobs, tops

@@ -28,6 +28,7 @@ async def load_served(config: Config) -> Served:
         "kv_memory": config.kv_memory,
         "target_itl": config.target_itl,
         "max_queue": config.max_queue,
+        "speculation": config.speculation == "on",
     }
     engine = EngineClient(LOADER, settings)
     await engine.start()

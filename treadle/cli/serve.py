@@ -25,7 +25,14 @@ FIRST_QUESTION = "What is the capital of France?"
 @model_argument
 @settings("host", "port", "api_key", "served_name", "threads", "context", "kv_memory", "target_itl")
 @settings(
-    "max_queue", "reasoning_format", "cors_origin", "max_body", "keep_alive", "shutdown_timeout", "log_level"
+    "max_queue",
+    "speculation",
+    "reasoning_format",
+    "cors_origin",
+    "max_body",
+    "keep_alive",
+    "shutdown_timeout",
+    "log_level",
 )
 @click.option(
     "--first-answer", is_flag=True, help=f'Once ready, ask "{FIRST_QUESTION}" over HTTP and show the answer.'

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 
-from treadle.engine.interfaces import Ids, SamplerState
+from treadle.engine.interfaces import Ids
 from treadle.engine.sequence import Sequence
 
 
+@dataclass(slots=True)
+class Turn:
+    """A sequence that chooses its next token from row ``row`` of the logits; ``draft`` is what it is guessed
+    to choose there and in the rows that follow.
+    """
+
+    sequence: Sequence
+    row: int
+    draft: list[int]
+
+
 class Batch:
-    """T tokens of S sequences, decodes first; R of them finish their prompt or decode, and get logits.
+    """T tokens of S sequences, decodes first. R of them get logits: the last one of a prompt, every decode
+    and every guess.
 
     Filled by the scheduler; valid until the next ``fill``. The arrays are those of StepRunner.run.
     """
@@ -23,40 +37,47 @@ class Batch:
         self._slots = np.zeros(max_sequences, np.int32)
         self._logits_rows = np.zeros(max_sequences, np.int32)
 
-    def fill(self, decodes: list[Sequence], chunks: dict[Sequence, int]) -> None:
-        """Take one token of each sequence in ``decodes`` and the given number of those in ``chunks``."""
+    def fill(
+        self, decodes: list[Sequence], chunks: Mapping[Sequence, int], drafts: Mapping[Sequence, list[int]]
+    ) -> None:
+        """Take one token of each sequence in ``decodes``, followed by its guesses in ``drafts``, and the
+        given number of those in ``chunks``.
+        """
         ones, count = len(decodes), len(decodes) + len(chunks)
+        guesses = [drafts.get(s, []) for s in decodes]
         self.decodes = ones
+        self.drafted = sum(map(len, guesses))
         self.sequences = [*decodes, *chunks]
-        self.lens = [1] * ones + list(chunks.values())
+        self.lens = [1 + len(draft) for draft in guesses] + list(chunks.values())
         ends = list(accumulate(self.lens))
         total = ends[-1]
-        self._tokens[:ones] = [s.tokens[-1] for s in decodes]
+        first = ones + self.drafted
+        self._tokens[:first] = list(
+            chain.from_iterable([s.tokens[-1], *draft] for s, draft in zip(decodes, guesses, strict=True))
+        )
         for sequence, length, end in zip(chunks, self.lens[ones:], ends[ones:], strict=True):
             self._tokens[end - length : end] = sequence.tokens[sequence.computed : sequence.computed + length]
         self._query_lens[:count] = self.lens
         self._past_lens[:count] = [s.computed for s in self.sequences]
         self._slots[:count] = [s.slot for s in self.sequences]
 
-        ending = [i for i, s in enumerate(self.sequences) if i < ones or self.lens[i] == s.pending]
-        self.sampled = [self.sequences[i] for i in ending]
-        self._logits_rows[: len(ending)] = [ends[i] - 1 for i in ending]
+        rows = [
+            *range(first),
+            *(end - 1 for s, end in zip(chunks, ends[ones:], strict=True) if chunks[s] == s.pending),
+        ]
+        self._logits_rows[: len(rows)] = rows
+        begins = [end - length for end, length in zip(ends, self.lens, strict=True)]
+        self.turns = [Turn(*turn) for turn in zip(decodes, begins[:ones], guesses, strict=True)]
+        self.turns += [
+            Turn(s, row, []) for row, s in enumerate((s for s in chunks if chunks[s] == s.pending), first)
+        ]
         self.tokens: Ids = self._tokens[:total]
         self.query_lens: Ids = self._query_lens[:count]
         self.past_lens: Ids = self._past_lens[:count]
         self.slots: Ids = self._slots[:count]
-        self.logits_rows: Ids = self._logits_rows[: len(ending)]
-
-    def keep(self, sampled: list[int]) -> None:
-        """Sample only these (indices into ``sampled``); the others have failed."""
-        self.sampled = [self.sampled[i] for i in sampled]
-
-    @property
-    def states(self) -> list[SamplerState]:
-        """Sampler states in the order of ``logits_rows``."""
-        return [s.state for s in self.sampled]
+        self.logits_rows: Ids = self._logits_rows[: len(rows)]
 
     @property
     def prefill(self) -> int:
         """Prompt tokens in the step."""
-        return len(self.tokens) - self.decodes
+        return len(self.tokens) - self.decodes - self.drafted

@@ -39,6 +39,10 @@ class Budget:
         allowed = min(_SLOWDOWN * base, max(self._target, _LEAST_SLOWDOWN * base))
         return max(1, min(room, int((allowed - base) / self._token_s))) if self._token_s else room
 
+    def decode_seconds(self, decodes: int) -> float:
+        """Measured seconds of a step without prefill; 0 if there was none yet."""
+        return self._decode_s[self._size(decodes)]
+
     def record(self, decodes: int, prefill: int, seconds: float) -> None:
         """Learn from a step that carried ``decodes`` decodes and ``prefill`` prompt tokens."""
         size = self._size(decodes)

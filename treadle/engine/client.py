@@ -38,6 +38,7 @@ from treadle.engine.messages import (
     Submit,
     ToEngine,
 )
+from treadle.engine.sequence import join_outputs
 
 log = logging.getLogger("treadle.engine")
 
@@ -91,16 +92,7 @@ class _Entry:
         self._arrived: asyncio.Future[None] | None = None
 
     def put(self, output: Output) -> None:
-        if self._pending is None:
-            self._pending = output
-        else:
-            earlier = self._pending
-            earlier.token_ids.extend(output.token_ids)
-            output.token_ids = earlier.token_ids
-            if earlier.logprobs is not None:
-                earlier.logprobs.extend(output.logprobs or ())
-                output.logprobs = earlier.logprobs
-            self._pending = output
+        self._pending = join_outputs(self._pending, output)
         self.ended = output.finish_reason is not None
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from treadle.core import Output, Request
-from treadle.engine.batch import Batch
+from treadle.core import Output, Request, TokenLogprobs
+from treadle.engine.batch import Batch, Turn
 from treadle.engine.interfaces import BadRequest, SampleResult, StepRunner
 from treadle.engine.kv.pool import blocks_for
 from treadle.engine.scheduler import Scheduler
-from treadle.engine.sequence import Sequence
+from treadle.engine.sequence import join_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class EngineConfig:
 
     target_itl: float = 0.1  # seconds between two tokens of a running request that prefill should not exceed
     max_queue: int = 256  # requests that may wait besides those that run
+    speculation: bool = True  # guess tokens by prompt lookup where that pays
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     output_tokens_total: int = 0
     steps_total: int = 0
     step_seconds_total: float = 0.0
-    step_tokens_total: int = 0  # prompt tokens and decodes computed, recomputation included
+    step_tokens_total: int = 0  # prompt tokens, decodes and guesses computed, recomputation included
+    drafted_tokens_total: int = 0  # guesses that steps have checked
+    accepted_tokens_total: int = 0  # of these, those that came true
 
 
 class Engine:
@@ -65,7 +68,11 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._scheduler = Scheduler(
-            runner, target_itl=config.target_itl, max_queue=config.max_queue, clock=clock
+            runner,
+            target_itl=config.target_itl,
+            max_queue=config.max_queue,
+            speculation=config.speculation,
+            clock=clock,
         )
         self._ended: list[Output] = []  # last outputs that no step has returned yet
         self._stats = EngineStats(kv_blocks=runner.num_blocks)
@@ -105,30 +112,65 @@ class Engine:
         if batch is not None:
             start = self._clock()
             self._runner.run(batch.tokens, batch.query_lens, batch.past_lens, batch.slots, batch.logits_rows)
-            sampled, failed = self._sample(batch)
+            outputs += self._choose(batch)
             self._measure(batch, self._clock() - start)
-            outputs += self._scheduler.update(batch, sampled)
-            outputs += [self._scheduler.fail(sequence, error) for sequence, error in failed]
         self._count(outputs)
         return outputs
 
-    def _sample(self, batch: Batch) -> tuple[SampleResult, list[tuple[Sequence, str]]]:
-        """One token per sampled sequence; and those for which nothing is left to choose, with the error."""
-        rows = list(range(len(batch.sampled)))
+    def _choose(self, batch: Batch) -> list[Output]:
+        """The tokens of a step, one output per sequence. Each chooses from its first row, and goes on to the
+        next one as long as it chooses what was guessed: a guess decides which rows are used, never what is
+        chosen from them.
+        """
+        scheduler = self._scheduler
+        scheduler.computed(batch)
+        outputs: dict[str, Output] = {}
+        turns, ahead = batch.turns, 0
+        while turns:
+            turns, (tokens, logprobs, tops), failed = self._sample(turns, ahead)
+            for turn, error in failed:
+                output = scheduler.fail(turn.sequence, error)
+                outputs[output.id] = join_outputs(outputs.get(output.id), output)
+            going_on = []
+            for turn, token, logprob, top in zip(
+                turns, tokens.tolist(), logprobs.tolist(), tops, strict=True
+            ):
+                output = scheduler.accept(
+                    turn.sequence, token, None if top is None else [TokenLogprobs(logprob, top)]
+                )
+                outputs[output.id] = join_outputs(outputs.get(output.id), output)
+                if output.finish_reason is None and turn.draft[ahead : ahead + 1] == [token]:
+                    scheduler.confirm(turn.sequence)
+                    going_on.append(turn)
+            self._stats.accepted_tokens_total += len(going_on)
+            turns, ahead = going_on, ahead + 1
+        return list(outputs.values())
+
+    def _sample(
+        self, turns: list[Turn], ahead: int
+    ) -> tuple[list[Turn], SampleResult, list[tuple[Turn, str]]]:
+        """Who chooses, and what, from the row that is ``ahead`` of their first; and for whom nothing is left
+        to choose, with the error.
+        """
+        failed: list[tuple[Turn, str]] = []
         try:
-            return self._runner.sample(rows, batch.states), []
+            return turns, self._sample_rows(turns, ahead), failed
         except ValueError as error:
             picks = set(getattr(error, "picks", ()))
             if not picks:
                 raise
-            message = str(error)
-        failed = [(batch.sampled[i], message) for i in sorted(picks)]
-        kept = [i for i in rows if i not in picks]
-        batch.keep(kept)
-        return self._runner.sample(kept, batch.states), failed
+            failed = [(turns[i], str(error)) for i in sorted(picks)]
+        kept = [turn for i, turn in enumerate(turns) if i not in picks]
+        return kept, self._sample_rows(kept, ahead), failed
+
+    def _sample_rows(self, turns: list[Turn], ahead: int) -> SampleResult:
+        return self._runner.sample(
+            [turn.row + ahead for turn in turns], [turn.sequence.state for turn in turns]
+        )
 
     def _measure(self, batch: Batch, seconds: float) -> None:
-        self._scheduler.budget.record(batch.decodes, batch.prefill, seconds)
+        self._scheduler.measured(batch, seconds)
+        self._stats.drafted_tokens_total += batch.drafted
         self._stats.steps_total += 1
         self._stats.step_seconds_total += seconds
         self._stats.step_tokens_total += len(batch.tokens)

@@ -22,6 +22,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory: int | None = None
     target_itl: float = 0.1
     max_queue: int = 256
+    speculation: bool = True
 
 
 def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = None) -> Runner:
@@ -39,5 +40,8 @@ def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = N
 def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
     """The loader of engine processes, see treadle.engine.process."""
     return Engine(
-        load_runner(config, progress), EngineConfig(target_itl=config.target_itl, max_queue=config.max_queue)
+        load_runner(config, progress),
+        EngineConfig(
+            target_itl=config.target_itl, max_queue=config.max_queue, speculation=config.speculation
+        ),
     )

@@ -3,6 +3,7 @@
 - Every running decode is in every step; prompts share what the token budget leaves (treadle.engine.budget).
 - Half of that goes to the prompt whose user has had least service, half to the shortest: a long prompt always
   advances, a short one never waits for it.
+- A step that runs decodes only may check guesses of their next tokens (treadle.engine.spec).
 - When KV runs out, the last in (priority, arrival) is preempted and recomputed later.
 
 Who gets a slot at all is decided in treadle.engine.places.
@@ -16,10 +17,11 @@ from collections.abc import Callable
 from treadle.core import Output, Request, TokenLogprobs
 from treadle.engine.batch import Batch
 from treadle.engine.budget import Budget
-from treadle.engine.interfaces import Admission, BadRequest, SampleResult, StepRunner, check_request
+from treadle.engine.interfaces import Admission, BadRequest, StepRunner, check_request
 from treadle.engine.kv.pool import BLOCK
 from treadle.engine.places import Places
 from treadle.engine.sequence import Sequence
+from treadle.engine.spec.drafter import Drafter
 
 
 class Scheduler:
@@ -31,6 +33,7 @@ class Scheduler:
         *,
         target_itl: float,
         max_queue: int,
+        speculation: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert runner.max_tokens > runner.max_sequences, "a step must hold all decodes and some prefill"
@@ -39,6 +42,7 @@ class Scheduler:
         self.places = Places(runner, clock)
         self.cache = self.places.cache
         self.budget = Budget(runner.max_tokens, runner.max_sequences, target_itl)
+        self._drafter = Drafter(runner.max_sequences) if speculation else None
         self.admission = Admission(runner.max_sequences + max_queue)
         self.context = min(runner.context, runner.num_blocks * BLOCK)
         self.running = self.places.running
@@ -77,6 +81,8 @@ class Scheduler:
         order = (request.priority, self._arrivals)
         user = self.places.join(request.user)
         sequence = Sequence(request, state, user, order, stop_ids, limit, self._clock())
+        if self._drafter is not None:
+            sequence.speculate()
         self._live[request.id] = sequence
         self.places.wait(sequence)
 
@@ -110,27 +116,30 @@ class Scheduler:
         if not self.running:
             return None
         decodes = self._grow_decodes()
-        self._batch.fill(decodes, self._plan_prefill(len(decodes)))
+        chunks = self._plan_prefill(len(decodes))
+        self._batch.fill(decodes, chunks, self._draft(decodes))
         return self._batch
 
-    def update(self, batch: Batch, sampled: SampleResult) -> list[Output]:
-        """Take the results of a step: one token per sequence in ``batch.sampled``."""
-        for sequence, length in zip(batch.sequences, batch.lens, strict=True):
-            sequence.computed += length
+    def computed(self, batch: Batch) -> None:
+        """The step has run: its tokens have their KV. Guesses count only once they are confirmed."""
+        for i, (sequence, length) in enumerate(zip(batch.sequences, batch.lens, strict=True)):
             sequence.user.service += length
-            if sequence.computed // BLOCK > sequence.registered:
-                self.places.register(sequence)
-        tokens, logprobs, tops = sampled
-        now = self._clock()
-        choices = zip(batch.sampled, tokens.tolist(), logprobs.tolist(), tops, strict=True)
-        return [
-            self._accept(sequence, token, None if top is None else [TokenLogprobs(logprob, top)], now)
-            for sequence, token, logprob, top in choices
-        ]
+            self._advance(sequence, 1 if i < batch.decodes else length)
 
-    def _accept(
-        self, sequence: Sequence, token: int, logprobs: list[TokenLogprobs] | None, now: float
-    ) -> Output:
+    def confirm(self, sequence: Sequence) -> None:
+        """The token that was accepted last is the one that was guessed, so it has its KV already. What wrong
+        guesses have written is overwritten by the tokens that take their positions.
+        """
+        self._advance(sequence, 1)
+
+    def _advance(self, sequence: Sequence, tokens: int) -> None:
+        sequence.computed += tokens
+        if sequence.computed // BLOCK > sequence.registered:
+            self.places.register(sequence)
+
+    def accept(self, sequence: Sequence, token: int, logprobs: list[TokenLogprobs] | None) -> Output:
+        """Take the token that was chosen; the last one ends the request."""
+        now = self._clock()
         if not sequence.first_token:
             sequence.first_token = now
         if token in sequence.stop_ids:
@@ -163,6 +172,21 @@ class Scheduler:
             if sequence.slot >= 0:
                 decodes.append(sequence)
         return decodes
+
+    def _draft(self, decodes: list[Sequence]) -> dict[Sequence, list[int]]:
+        """Guesses, with blocks for them, when nothing but ``decodes`` is there to be run."""
+        if self._drafter is None or len(decodes) < len(self.running):
+            return {}
+        drafts = self._drafter.propose(decodes, self.budget.decode_seconds(len(decodes)))
+        rooms = {s: self.places.reserve(s, 1 + len(draft)) - 1 for s, draft in drafts.items()}
+        return {s: drafts[s][:room] for s, room in rooms.items() if room}
+
+    def measured(self, batch: Batch, seconds: float) -> None:
+        """Learn from the time that a step took."""
+        if batch.drafted and self._drafter is not None:
+            self._drafter.record(batch.drafted, self.budget.decode_seconds(batch.decodes), seconds)
+        else:
+            self.budget.record(batch.decodes, batch.prefill, seconds)
 
     def _plan_prefill(self, decodes: int) -> dict[Sequence, int]:
         """Tokens to read of each prompt in this step, with blocks for them."""

@@ -8,6 +8,7 @@ from treadle.core import FinishReason, Output, Request, Timing, Usage
 from treadle.engine.interfaces import SamplerState
 from treadle.engine.kv.pool import BLOCK
 from treadle.engine.kv.prefix import block_hash, root_hash
+from treadle.engine.spec.lookup import Lookup
 
 
 class User:
@@ -26,8 +27,8 @@ class Sequence:
     """Owned by the scheduler from ``add`` until the last output."""
 
     __slots__ = (
-        "arrived", "blocks", "cached", "computed", "first_token", "hashes", "limit", "order", "registered",
-        "request", "scheduled", "slot", "state", "stop_ids", "tokens", "user",
+        "arrived", "blocks", "cached", "computed", "first_token", "hashes", "limit", "lookup", "order",
+        "registered", "request", "scheduled", "slot", "state", "stop_ids", "tokens", "user",
     )  # fmt: skip
 
     def __init__(
@@ -53,9 +54,15 @@ class Sequence:
         self.hashes: list[bytes] = []  # names of full blocks, as far as they were needed
         self.registered = 0  # leading blocks that the prefix cache knows
         self.cached: int | None = None  # prompt tokens found in the prefix cache when first scheduled
+        self.lookup: Lookup | None = None  # guesses of its next tokens, if it may be speculated
         self.arrived = now
         self.scheduled = 0.0
         self.first_token = 0.0
+
+    def speculate(self) -> None:
+        """Let its tokens be guessed. Not for grammars: they decide token by token what may come next."""
+        if self.request.params.grammar is None:
+            self.lookup = Lookup(self.tokens)
 
     @property
     def pending(self) -> int:
@@ -94,3 +101,14 @@ class Sequence:
             timing=timing,
             error=error,
         )
+
+
+def join_outputs(earlier: Output | None, later: Output) -> Output:
+    """Both as one, in ``later``; uses up ``earlier``."""
+    if earlier is not None:
+        earlier.token_ids.extend(later.token_ids)
+        later.token_ids = earlier.token_ids
+        if earlier.logprobs is not None:
+            earlier.logprobs.extend(later.logprobs or ())
+            later.logprobs = earlier.logprobs
+    return later
