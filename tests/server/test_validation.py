@@ -49,7 +49,7 @@ WRONG = [
     ("logit_bias", {"99999999": 1}), ("logit_bias", {"5": 101}), ("stop_token_ids", [10**8]),
     ("min_tokens", 5000),
     ("top_logprobs", 5), ("logprobs", 3), ("stream_options", {"include_usage": True}), ("priority", "high"),
-    ("response_format", {"type": "json_object"}), ("tools", []), ("tool_choice", "auto"), ("best_of", 2),
+    ("response_format", {"type": "xml"}), ("tools", []), ("tool_choice", "auto"), ("best_of", 2),
     ("parallel_tool_calls", False), ("tools", [TOOL]), ("tools", [{"type": "function"}]),
     ("tools", [{"type": "web_search"}]), ("functions", [{"name": "f"}]),
     ("reasoning_effort", "low"), ("service_tier", "flex"), ("echo", True), ("no_such_field", 1), ("model", 7),

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from treadle.engine.engine import Engine, EngineConfig
+from treadle.engine.grammar import Grammars
 from treadle.engine.runner import Runner, RunnerConfig
 from treadle.text.tokenizer import Tokenizer
 from treadle.weights.gguf import open_gguf
@@ -28,12 +29,15 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
 def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = None) -> Runner:
     """Load the model. ``progress`` is told the share that is done, 0 to 1."""
     file = open_gguf(Path(config.path))
-    eos_ids = Tokenizer.from_gguf(file.metadata).eos_ids
+    tokenizer = Tokenizer.from_gguf(file.metadata)
+    grammars = Grammars(tokenizer, int(file.tensor("token_embd.weight").shape[0]))
+    grammars.prepare()  # beside the loading
     return Runner(
         file,
-        eos_ids,
+        tokenizer.eos_ids,
         RunnerConfig(threads=config.threads, context=config.context, kv_memory=config.kv_memory),
         None if progress is None else lambda done, total: progress(done / total),
+        grammars,
     )
 
 

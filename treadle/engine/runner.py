@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treadle import _native, machine
 from treadle.core import Request, TreadleError
+from treadle.engine.grammar import Grammars, GuidedState, settle
 from treadle.engine.interfaces import Ids, SampleResult
 from treadle.engine.kv.pool import BLOCK
 from treadle.models import builder
@@ -45,6 +47,7 @@ class Runner:
         eos_ids: frozenset[int],
         config: RunnerConfig | None = None,
         progress: Progress | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Pack the weights. Raises TreadleError when the model is unsupported or does not fit the memory."""
         config = config or RunnerConfig()
@@ -90,6 +93,7 @@ class Runner:
         self.vocab_size = int(file.tensor("token_embd.weight").shape[0])
         self.tables: Ids = np.zeros((self.max_sequences, -(-self.context // BLOCK)), np.int32)
         self._sampler = _native.Sampler(self.vocab_size)
+        self._grammars = grammars
 
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:
         """See StepRunner.run."""
@@ -102,28 +106,33 @@ class Runner:
 
     def sample(self, rows: Sequence[int], states: Sequence[_native.SamplerState], /) -> SampleResult:
         """See StepRunner.sample."""
+        settle(states)
         return self._sampler.sample(self.logits, rows, states, self._pool)
 
     def new_state(self, request: Request, /) -> _native.SamplerState:
         """See StepRunner.new_state."""
         p = request.params
         stops = set(p.stop_token_ids) | (frozenset() if p.ignore_eos else self.eos_ids)
-        return _native.SamplerState(
-            self.vocab_size,
-            prompt_ids=request.prompt_ids,
-            temperature=p.temperature,
-            top_k=p.top_k,
-            top_p=p.top_p,
-            min_p=p.min_p,
-            repetition_penalty=p.repetition_penalty,
-            presence_penalty=p.presence_penalty,
-            frequency_penalty=p.frequency_penalty,
-            logit_bias=p.logit_bias,
-            min_tokens=p.min_tokens,
-            stop_ids=sorted(stops),
-            logprobs=p.logprobs,
-            seed=p.seed,
-        )
+        sampling: dict[str, Any] = {
+            "prompt_ids": request.prompt_ids,
+            "temperature": p.temperature,
+            "top_k": p.top_k,
+            "top_p": p.top_p,
+            "min_p": p.min_p,
+            "repetition_penalty": p.repetition_penalty,
+            "presence_penalty": p.presence_penalty,
+            "frequency_penalty": p.frequency_penalty,
+            "logit_bias": p.logit_bias,
+            "min_tokens": p.min_tokens,
+            "stop_ids": sorted(stops),
+            "logprobs": p.logprobs,
+            "seed": p.seed,
+        }
+        if p.grammar is None:
+            return _native.SamplerState(self.vocab_size, **sampling)
+        if self._grammars is None:
+            raise ValueError("grammar: this engine has no tokenizer, so it cannot follow grammars")
+        return GuidedState(self._grammars, p, **sampling)
 
 
 def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: RunnerConfig) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from treadle.server.generation import (
     make_choices,
     sampling_params,
 )
+from treadle.server.grammar import answer_grammar
 from treadle.server.prompt import encode_chat
 from treadle.server.schema import ChatBody, validate
 from treadle.server.service import Served, body_of, service_of
@@ -52,10 +54,17 @@ def _check(body: ChatBody, served: Served) -> None:
 async def _job(request: HttpRequest, body: ChatBody, served: Served) -> Job:
     service = service_of(request)
     tools = body.tools if calls_tools(body) else None
+    grammar = await answer_grammar(body)
+    if grammar is not None and tools:
+        message = "response_format and other structured output cannot be combined with tools; leave one out"
+        raise ApiError(400, message, param="tools", code="unsupported_parameter")
     prompt = await encode_chat(served, body, body.continue_final_message or False, tools)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
     params = sampling_params(body, served, len(prompt.ids), limit, "messages", logprobs)
+    if grammar is not None:
+        reasoning = "open" if prompt.thinking else "may_open" if prompt.may_think else "none"
+        params = msgspec.structs.replace(params, grammar=grammar, reasoning=reasoning)
     raw = (body.reasoning_format or service.config.reasoning_format) == "none"
     if raw and tools and served.text.reasoning(thinking=prompt.thinking):
         message = "reasoning_format: none cannot be combined with tools on a model that reasons; use auto"

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -21,6 +22,7 @@ from treadle.server.generation import (
     sampling_params,
     token_text,
 )
+from treadle.server.grammar import answer_grammar
 from treadle.server.schema import CompletionBody, validate
 from treadle.server.service import Served, body_of, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
@@ -36,7 +38,7 @@ async def completions(request: HttpRequest) -> Response | EventStream:
     served = service.find(body.model)
     _check(body)
     prompts = await _prompts(body, served)
-    job = _job(request, body, served, prompts)
+    job = _job(request, body, served, prompts, await answer_grammar(body))
     await job.start()
     echoes = [served.text.decode(ids) if body.echo else "" for ids in prompts]
     answer = Completion(job, body, [echo for echo in echoes for _ in range(body.n or 1)])
@@ -88,11 +90,14 @@ async def _prompts(body: CompletionBody, served: Served) -> list[list[int]]:
     return prompts
 
 
-def _job(request: HttpRequest, body: CompletionBody, served: Served, prompts: list[list[int]]) -> Job:
+def _job(
+    request: HttpRequest, body: CompletionBody, served: Served, prompts: list[list[int]], grammar: str | None
+) -> Job:
     choices = []
     for ids in prompts:
         limit = body.max_tokens or min(DEFAULT_MAX_TOKENS, max(served.context - len(ids), 1))
         params = sampling_params(body, served, len(ids), limit, "prompt", body.logprobs)
+        params = msgspec.structs.replace(params, grammar=grammar)
         choices += make_choices(request, body, served, ids, params, thinking=None)
     return Job(served, service_of(request).metrics, choices, sum(map(len, prompts)))
 

@@ -103,6 +103,66 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+class TextFormat(Strict):
+    """The answer is free."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """The answer is some JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Strict):
+    """A JSON schema. It is enforced whatever ``strict`` says."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Strict):
+    """The answer is JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+def _format_tag(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"<{kind}>" if kind in ("text", "json_object", "json_schema") else None
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+    Discriminator(
+        _format_tag,
+        custom_error_type="response_format",
+        custom_error_message="an object whose type is text, json_object or json_schema",
+    ),
+]
+SchemaText = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+    Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
+]
+Alternatives = Annotated[list[str], Field(min_length=1, max_length=4096)]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's field: one of these decides what the answer looks like. ``grammar``: Lark or GBNF."""
+
+    json_: Annotated[SchemaText | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Alternatives | None = None
+    grammar: str | None = None
+
+
 class Sampling(Strict):
     """Fields of both completion calls."""
 
@@ -118,6 +178,7 @@ class Sampling(Strict):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    response_format: ResponseFormat | None = None
     # extensions of vLLM
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -127,6 +188,11 @@ class Sampling(Strict):
     stop_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaText | None = None
+    guided_regex: str | None = None
+    guided_choice: Alternatives | None = None
+    guided_grammar: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     # accepted because they cannot change the answer
@@ -193,20 +259,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "functions": (),
     "function_call": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1.0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (),
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": (),

@@ -62,7 +62,9 @@ class ModelText:
             continue_final_message=options.continue_final_message,
             **options.template_kwargs,
         )
-        return ChatPrompt(ids=prompt.ids, thinking=prompt.in_reasoning)
+        over = options.continue_final_message or prompt.text.rstrip().endswith(CLOSE)
+        may_think = self._reasons and not prompt.in_reasoning and not over
+        return ChatPrompt(ids=prompt.ids, thinking=prompt.in_reasoning, may_think=may_think)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See TextSide."""

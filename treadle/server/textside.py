@@ -21,10 +21,12 @@ class ChatOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatPrompt:
-    """A rendered conversation. ``thinking``: it ends inside a reasoning block, so the answer starts there."""
+    """A rendered conversation. ``thinking``: it ends inside a reasoning block, so the answer starts there.
+    ``may_think``: the model may begin such a block itself."""
 
     ids: list[int]
     thinking: bool = False
+    may_think: bool = False
 
 
 class AnswerText(Protocol):

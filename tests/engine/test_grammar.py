@@ -1,0 +1,153 @@
+"""Masks of grammars over real vocabularies, checked against what the grammar means."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from treadle import _native
+from treadle.core import SamplingParams
+from treadle.engine.grammar import Grammars, Guide, GuidedState, settle
+from treadle.text.tokenizer import Tokenizer
+
+DATA = Path(__file__).parent.parent / "data"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "城市": {"enum": ["北京", "上海"]},
+        "inner": {
+            "type": "object",
+            "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 40}},
+            "additionalProperties": False,
+        },
+        "list": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["城市", "list"],
+    "additionalProperties": False,
+}
+
+
+def load(name: str, padding: int) -> Grammars:
+    with gzip.open(DATA / f"{name}.tokenizer.json.gz", "rt", encoding="utf-8") as file:
+        tokenizer = Tokenizer.from_gguf(json.load(file))
+    return Grammars(tokenizer, tokenizer.vocab_size + padding)
+
+
+@pytest.fixture(scope="module")
+def smol() -> Grammars:
+    return load("smollm2-135m-instruct", 7)
+
+
+@pytest.fixture(scope="module")
+def r1() -> Grammars:
+    return load("deepseek-r1-distill-qwen-7b", 0)
+
+
+def params(schema: Any, **options: Any) -> SamplingParams:
+    return SamplingParams(grammar=LLMatcher.grammar_from_json_schema(schema), **options)
+
+
+def guide(grammars: Grammars, schema: Any, **options: Any) -> Guide:
+    return Guide(grammars, grammars.prepare().result(), params(schema, **options))
+
+
+def allowed(guide: Guide) -> set[int]:
+    bits = np.unpackbits(guide.words.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def accept(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
+    for token in tokenizer.encode(text, specials=True):
+        assert token in allowed(guide), tokenizer.decode([token])
+        guide.accept(token)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_allowed_makes_a_valid_answer(smol: Grammars, seed: int) -> None:
+    source = random.Random(seed)
+    walk = guide(smol, {**SCHEMA, "x-guidance": {"whitespace_flexible": False}})
+    ids: list[int] = []
+    while not (choices := allowed(walk)) & smol.text.eos_ids:
+        ids.append(source.choice(sorted(choices)))
+        walk.accept(ids[-1])
+        assert len(ids) < 500
+    jsonschema.validate(json.loads(smol.text.decode(ids, skip_specials=False)), SCHEMA)
+
+
+def test_the_text_ends_with_the_grammar_and_not_before(smol: Grammars) -> None:
+    digit = guide(smol, {"type": "integer", "minimum": 0, "maximum": 9})
+    assert {smol.text.decode([id]) for id in allowed(digit)} == set("0123456789")
+    accept(digit, smol.text, "7")
+    assert allowed(digit) == smol.text.eos_ids
+
+
+def test_reasoning_is_free_but_does_not_end_the_text(r1: Grammars) -> None:
+    walk = guide(r1, {"type": "integer"}, reasoning="open")
+    assert allowed(walk) == set(range(r1.vocab_size)) - r1.text.eos_ids
+    accept(walk, r1.text, "Well: {not json} 北京</think>\n\n12")
+    assert allowed(walk) >= r1.text.eos_ids
+    assert not {r1.text.encode(text)[0] for text in ("a", "\n\n", "{")} & allowed(walk)
+
+
+def test_a_model_may_open_its_own_think_block(r1: Grammars) -> None:
+    walk = guide(r1, {"type": "integer"}, reasoning="may_open")
+    think = r1.text.encode("<think>", specials=True)[0]
+    assert think in allowed(walk)
+    accept(walk, r1.text, "<think>Well</think>5")
+    plain = guide(r1, {"type": "integer"}, reasoning="may_open")
+    accept(plain, r1.text, "5")
+    assert think not in allowed(plain)
+    assert think not in allowed(guide(r1, {"type": "integer"}))
+
+
+def test_closing_tag_in_pieces(smol: Grammars) -> None:
+    walk = guide(smol, {"type": "integer"}, reasoning="open")
+    for text in ("a </th", "ink", ">"):
+        accept(walk, smol.text, text)
+    accept(walk, smol.text, "5")
+    assert allowed(walk) >= smol.text.eos_ids
+
+
+def test_a_broken_grammar_allows_nothing(smol: Grammars) -> None:
+    broken = Guide(smol, smol.prepare().result(), SamplingParams(grammar="start: /(/"))
+    assert allowed(broken) == set()
+    lost = guide(smol, {"type": "integer"})
+    lost.accept(smol.text.encode("{")[0])
+    assert allowed(lost) == set()
+
+
+def test_sampler_follows_the_grammar(smol: Grammars) -> None:
+    sampler = _native.Sampler(smol.vocab_size)
+    state = GuidedState(smol, params({"enum": ["北京"]}), temperature=1.5, seed=1)
+    free = _native.SamplerState(smol.vocab_size, temperature=1.5, seed=1)
+    logits = np.random.default_rng(0).normal(size=(2, smol.vocab_size)).astype(np.float32)
+    ids: list[int] = []
+    while True:
+        settle([state, free])
+        token = int(sampler.sample(logits, [0, 1], [state, free])[0][0])
+        if token in smol.text.eos_ids:
+            break
+        ids.append(token)
+        state.accept(token)
+    assert smol.text.decode(ids) == '"北京"'
+
+
+def test_parameters_that_oppose_a_grammar(smol: Grammars) -> None:
+    for name, value in (("ignore_eos", True), ("min_tokens", 3)):
+        with pytest.raises(ValueError, match=name):
+            GuidedState(smol, params({}, **{name: value}))
+
+
+def test_vocabulary_is_indexed_once(smol: Grammars) -> None:
+    first = smol.prepare()
+    assert isinstance(first, Future)
+    assert smol.prepare() is first
