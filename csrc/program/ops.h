@@ -90,7 +90,8 @@ public:
              Buffer& out)
         : rows_(rows), x_(x), parts_(std::move(parts)), epilogue_(std::move(epilogue)), out_(out) {
         part_columns_.push_back(0);
-        for (const LinearPart& part : parts_) part_columns_.push_back(part_columns_.back() + part.matrix->rows);
+        for (const LinearPart& part : parts_)
+            part_columns_.push_back(part_columns_.back() + part.matrix->rows);
     }
     int64_t plan(const Step& step, int workers) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;

@@ -131,10 +131,14 @@ void LinearOp::finish(const Range& range, const float* tile) const {
     for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel, tile += rows * kPanel) {
         const int64_t column = part_begin + panel * kPanel;
         if (column + kPanel <= part_end) {
-            if (bias && residual) finish_panel<true, true>(range, column, tile);
-            else if (bias) finish_panel<true, false>(range, column, tile);
-            else if (residual) finish_panel<false, true>(range, column, tile);
-            else finish_panel<false, false>(range, column, tile);
+            if (bias && residual)
+                finish_panel<true, true>(range, column, tile);
+            else if (bias)
+                finish_panel<true, false>(range, column, tile);
+            else if (residual)
+                finish_panel<false, true>(range, column, tile);
+            else
+                finish_panel<false, false>(range, column, tile);
             continue;
         }
         for (int64_t row = 0; row < rows; ++row)

@@ -18,8 +18,8 @@ uint32_t load32(const uint8_t* p) {
     return value;
 }
 
-// One bit plane of a group: `width` bits from `shift` up of every code, four codes (one step) at a time. Returns where the
-// next plane begins.
+// One bit plane of a group: `width` bits from `shift` up of every code, four codes (one step) at a time.
+// Returns where the next plane begins.
 template <int kWidth>
 uint8_t* pack_plane(const uint8_t* code, int shift, uint8_t* lane) {
     constexpr int kPerByte = 8 / kWidth;
@@ -33,7 +33,8 @@ uint8_t* pack_plane(const uint8_t* code, int shift, uint8_t* lane) {
     return lane;
 }
 
-// Spreads the codes of one output row over the bit planes of a group of 32 k. `lane` points at the row's four bytes.
+// Spreads the codes of one output row over the bit planes of a group of 32 k. `lane` points at the row's four
+// bytes.
 void pack_codes(int bits, const uint8_t* code, uint8_t* lane) {
     switch (bits) {
     case 2: pack_plane<2>(code, 0, lane); return;
