@@ -30,7 +30,7 @@ lint: build $(VENV)/installed-dev
 	ruff check .
 	ruff format --check .
 	mypy
-	lint-imports
+	lint-imports --no-cache
 	clang-format --dry-run --Werror $(CPP)
 
 format: $(VENV)/installed-dev

@@ -15,7 +15,7 @@ import pytest
 from tests.server.conftest import clean_environment, free_port
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, signal, sys
 from tests.server.scripted import ByteText, ScriptedEngine
 from treadle.cli.serve import ask, first_steps
 from treadle.config import Config
@@ -30,6 +30,7 @@ async def on_loaded(service, url):
     await asyncio.to_thread(ask, url, "toy", "k")
     print(first_steps(url, "toy", True), flush=True)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script inherits "ignore"
 run(Config(port=int(sys.argv[1]), api_key=("k",)), load, "1", on_loaded)
 """
 
