@@ -30,7 +30,7 @@ async def on_loaded(service, url):
     await asyncio.to_thread(ask, url, "toy", "k")
     print(first_steps(url, "toy", True), flush=True)
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script inherits "ignore"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a script inherit "ignore"
 run(Config(port=int(sys.argv[1]), api_key=("k",)), load, "1", on_loaded)
 """
 
