@@ -163,9 +163,12 @@ def test_programs_run_from_many_threads() -> None:
 
 
 LONG_RUN = """
+import signal
+
 import numpy as np
 from treadle import _native
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a script inherit "ignore"
 rows = 512
 pool = _native.Pool(1)
 program = _native.Program(pool, _native.isa(), rows, 1, 16, two_bytes=False)
@@ -195,7 +198,6 @@ assert (run(1) == 1).all()
 
 
 def test_ctrl_c_ends_a_long_step_and_the_next_one_works() -> None:
-
     with subprocess.Popen(
         [sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
