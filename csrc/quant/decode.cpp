@@ -4,22 +4,11 @@
 #include <cstring>
 
 #include "base/half.h"
+#include "quant/bytes.h"
 
 namespace treadle {
 
 namespace {
-
-uint16_t load16(const uint8_t* p) {
-    uint16_t value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-}
-
-uint32_t load32(const uint8_t* p) {
-    uint32_t value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-}
 
 // Half bytes as the 32-value formats store them: value i in the low half of byte i, value 16 + i in the high
 // half.

@@ -5,18 +5,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "quant/bytes.h"
 #include "quant/decode.h"
 #include "threads/pool.h"
 
 namespace treadle {
 
 namespace {
-
-uint32_t load32(const uint8_t* p) {
-    uint32_t value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-}
 
 // One bit plane of a group: `width` bits from `shift` up of every code, four codes (one step) at a time.
 // Returns where the next plane begins.
