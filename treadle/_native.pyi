@@ -37,6 +37,9 @@ class GgufTensor:
     def data(self) -> npt.NDArray[np.uint8]:
         """Read-only view [nbytes] of the mapped file, which it keeps open."""
 
+    def forget(self) -> None:
+        """Give the memory of the tensor's bytes back; they are read from the file again when needed."""
+
 class Gguf:
     """A GGUF model (versions 2 and 3, little endian), memory-mapped; all files of it if it is split.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,29 @@ def test_a_tensor_that_the_architecture_does_not_know_is_named(tmp_path: Path) -
     tiny.write(tmp_path / "m.gguf", tiny.make("llama"), "llama", extra={"blk.0.surprise.weight": np.ones(4)})
     with pytest.raises(TreadleError, match="surprise"):
         load(tmp_path / "m.gguf")
+
+
+def test_loading_does_not_hold_the_weights_twice(tmp_path: Path) -> None:
+    wide = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 2}
+    tiny.write(tmp_path / "m.gguf", tiny.make("llama", **wide), "llama", "Q8_0")
+    program = (
+        "import sys, pathlib\n"
+        "from treadle.engine.runner import Runner, RunnerConfig\n"
+        "from treadle.weights.gguf import open_gguf\n"
+        "status = lambda: open('/proc/self/status').read()\n"
+        "peak = lambda: int(status().split('VmHWM:')[1].split()[0]) * 1024\n"
+        "before = peak()\n"
+        "config = RunnerConfig(context=64, max_sequences=2, max_tokens=16)\n"
+        "runner = Runner(open_gguf(sys.argv[1]), frozenset(), config)\n"
+        "print(peak() - before, runner.weight_bytes)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "m.gguf")]
+    grown, weights = map(
+        int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert weights > 70e6
+    # Beside the packed weights: one matrix of the file at a time, a small cache and the buffers of 16 tokens.
+    assert grown < 1.4 * weights
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
