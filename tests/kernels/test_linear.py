@@ -26,17 +26,17 @@ SCALES = {
 }
 
 
-def random_weights(name: str, rows: int, cols: int, seed: int = 0) -> NDArray[np.uint8]:
+def random_weights(name: str, rows: int, cols: int, seed: int = 0, factor: float = 1) -> NDArray[np.uint8]:
     """File bytes of a random matrix: every bit pattern of codes and integer scales, sane 16-bit scales."""
     rng = np.random.default_rng(seed)
     if name in ("F32", "F16", "BF16"):
         values = rng.normal(size=(rows, cols)).astype(np.float32)
         kind = gguf.GGMLQuantizationType[name]
         return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(-1)
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
-    blocks = rng.integers(0, 256, (rows * cols // block, size), dtype=np.uint8)
+    block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    blocks = rng.integers(0, 256, (rows * cols // block, nbytes), dtype=np.uint8)
     for offset in SCALES.get(name, (0,)):
-        scale = rng.uniform(0.5e-3, 2e-3, len(blocks)).astype(np.float16)
+        scale = (factor * rng.uniform(0.5e-3, 2e-3, len(blocks))).astype(np.float16)
         blocks[:, offset : offset + 2] = scale.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(-1)
 

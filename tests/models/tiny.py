@@ -111,15 +111,28 @@ def tensors(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
     return out
 
 
+def assign(model: PreTrainedModel, values: dict[str, np.ndarray]) -> None:
+    """Set the weights to ``values`` as `tensors` gives them; not for llama, whose q and k it permutes."""
+    with torch.no_grad():
+        for (name, parameter), value in zip(model.state_dict().items(), values.values(), strict=True):
+            assert parameter.shape == value.shape, name
+            parameter.copy_(torch.from_numpy(value))
+
+
 def write(
     path: Path,
     model: PreTrainedModel,
     architecture: str,
     kind: str = "F32",
+    *,
     extra: dict[str, np.ndarray] | None = None,
     scaling: dict[str, Any] | None = None,
+    raw: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """A GGUF file of matrices of type ``kind``, which `gguf.quants.quantize` can write; float32 vectors."""
+    """A GGUF file with matrices of type ``kind`` and float32 vectors.
+
+    ``raw``: file bytes of matrices, for kinds that `gguf.quants.quantize` cannot write.
+    """
     c = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(c.num_hidden_layers)
@@ -139,7 +152,10 @@ def write(
         else:
             writer.add_float32(f"{architecture}.rope.scaling.{key}", value)
     for name, array in {**tensors(model, architecture), **(extra or {})}.items():
-        if array.ndim == 1 or kind == "F32":
+        if raw is not None and name in raw:
+            rows = raw[name].reshape(array.shape[0], -1)
+            writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[kind])
+        elif array.ndim == 1 or kind == "F32":
             writer.add_tensor(name, array.astype(np.float32))
         else:
             type_ = gguf.GGMLQuantizationType[kind]
