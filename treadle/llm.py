@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -29,6 +30,7 @@ from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.interfaces import check_request
 from treadle.text.chat import ChatTemplate
 from treadle.text.detokenizer import Detokenizer
+from treadle.text.reasoning import preset_for
 from treadle.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ class LLM:
 
         path = os.fspath(hub.resolve(model))
         self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
+        self._preset = preset_for(self._tokenizer.name) or preset_for(Path(path).stem)
         self._runner: Runner | None = load_runner(
             LoadConfig(path=path, threads=threads, context=context), progress
         )
@@ -112,6 +115,16 @@ class LLM:
         self._jobs: dict[str, _Job] = {}  # under way, by id of the request
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
+
+    @property
+    def recommended(self) -> SamplingParams:
+        """Sampling that the model's makers recommend for chat, else temperature 0.7 and top-p 0.95."""
+        if self._preset is None:
+            return SamplingParams(max_tokens=None, temperature=0.7, top_p=0.95)
+        p = self._preset
+        return SamplingParams(
+            max_tokens=None, temperature=p.temperature, top_p=p.top_p, top_k=p.top_k, min_p=p.min_p
+        )
 
     def generate(
         self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: SamplingParams | None = None
@@ -149,13 +162,14 @@ class LLM:
     ) -> Completion | Iterator[str]:
         """Answer a conversation of ``{"role": …, "content": …}`` messages, by the model's own chat template.
 
-        With ``stream`` the answer comes in pieces of text; closing the iterator stops the model. Several such
+        Without ``params`` they are `recommended`, and the answer is as long as the context allows. With
+        ``stream`` the answer comes in pieces of text; closing the iterator stops the model. Several such
         iterators may be open at once: their answers advance together.
         """
         if self._template is None:
             self._template = ChatTemplate(self._tokenizer)
         prompt = self._template.render(list(messages))
-        job = _Job(self._tokenizer, self._request(prompt.ids, params or SamplingParams(max_tokens=None)))
+        job = _Job(self._tokenizer, self._request(prompt.ids, params or self.recommended))
         if stream:
             return (piece for piece in self._run([job]) if piece)
         for _ in self._run([job]):

@@ -254,7 +254,8 @@ private:
         std::string known;
         for (const TensorType& type : kTensorTypes) {
             if (type.id == id) return &type;
-            known += (known.empty() ? "" : " ") + std::string(type.name);
+            if (!known.empty()) known += ' ';
+            known += type.name;
         }
         fail(what + " has type number " + number(id) + ", which is not supported; supported are " + known);
     }

@@ -121,7 +121,9 @@ def test_presets() -> None:
     r1, qwen3 = preset_for("DeepSeek R1 Distill Qwen 7B"), preset_for("Qwen3-8B")
     assert r1 and (r1.temperature, r1.top_p) == (0.6, 0.95)
     assert qwen3 and qwen3.top_k == 20
-    assert preset_for("SmolLM2") is None
+    assert preset_for("Llama-3-8B") is None
+    smallest = preset_for("smollm2-135m-instruct")
+    assert smallest is not None and smallest.temperature == 0
 
 
 JSON = st.recursive(

@@ -22,8 +22,14 @@ _HELP = "/clear forgets the conversation, /bye ends (so does Ctrl-D), Ctrl-C sto
 @click.command()
 @model_argument
 @click.option("--system", metavar="TEXT", help="System prompt that opens the conversation.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0: greedy.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    help="0: greedy. Default: what the model's makers recommend.",
+)
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Default: what the model's makers recommend."
+)
 @click.option(
     "--max-tokens", type=click.IntRange(1), help="Longest answer. Default: until the context is full."
 )
@@ -33,8 +39,8 @@ _HELP = "/clear forgets the conversation, /bye ends (so does Ctrl-D), Ctrl-C sto
 def command(
     model: str | None,
     system: str | None,
-    temperature: float,
-    top_p: float,
+    temperature: float | None,
+    top_p: float | None,
     max_tokens: int | None,
     seed: int | None,
     config_file: str | None,
@@ -56,12 +62,15 @@ def command(
     echo "What is the capital of France?" | treadle chat
     """
     config = Config.load({**flags, "model": model}, file=config_file)
-    from treadle.cli.loading import loaded
-    from treadle.core import SamplingParams
+    import msgspec
 
-    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    from treadle.cli.loading import loaded
+
+    given = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     opening = [{"role": "system", "content": system}] if system else []
     with loaded(config) as llm:
+        named = {key: value for key, value in given.items() if value is not None}
+        params = msgspec.structs.replace(llm.recommended, **named)
         if sys.stdin.isatty():
             click.echo(_HELP, err=True)
         _converse(llm, params, opening)

@@ -68,6 +68,11 @@ class Runner:
             raise TreadleError(str(error)) from None
         weights = Weights(file, self._pool, progress)
         model = read_config(weights)
+        if config.context is not None and config.context > model.context:
+            raise TreadleError(
+                f"a context of {config.context} tokens was asked for, but {file.path} is made for "
+                f"{model.context}; its answers would be wrong beyond that"
+            )
         self.context = config.context or min(model.context, 32768)
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
         self.num_blocks = cache_blocks(file, model, self.context, config)
