@@ -65,6 +65,9 @@ def test_without_key_only_this_machine(scripted: Start) -> None:
     assert api.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
     assert api.get("/v1/models", headers={"origin": "http://evil.example"}).status_code == 403
     assert api.get("/v1/models", headers={"origin": "null"}).status_code == 403
+    for headers in ({"host": "["}, {"host": "[::1"}, {"origin": "http://["}, {"origin": "http://[x]"}):
+        answer = api.get("/v1/models", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "not_local"), headers
     for host in ("0.0.0.0", "192.168.1.5", "::", "example.org"):
         with pytest.raises(TreadleError, match="--api-key"):
             check_exposure(host, ())

@@ -109,9 +109,9 @@ class Auth:
         return keys
 
     def _check_local(self, headers: Headers) -> None:
-        host = urlsplit("//" + headers.get("host", "localhost")).hostname or ""
+        host = _hostname("//" + headers.get("host", "localhost"))
         origin = headers.get("origin")
-        local_origin = origin is None or is_loopback(urlsplit(origin).hostname or "")
+        local_origin = origin is None or is_loopback(_hostname(origin))
         allowed_origin = local_origin or "*" in self.origins or origin in self.origins
         if not is_loopback(host) or not allowed_origin:
             raise ApiError(
@@ -120,3 +120,11 @@ class Auth:
                 "start it with --api-key to open it, or --cors-origin for a web page",
                 code="not_local",
             )
+
+
+def _hostname(url: str) -> str:
+    """The host of a URL; empty if there is none, or if it is no URL."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
