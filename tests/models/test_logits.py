@@ -133,10 +133,14 @@ def test_decode_beyond_one_attention_split(case: tuple[str, Any, Path]) -> None:
 @pytest.mark.parametrize(
     ("parameters", "metadata"),
     [
-        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+        ({"rope_type": "linear", "factor": 4.0}, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
         (
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-            {"type": "yarn", "factor": 4.0, "original_context_length": 64},
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 64,
+            },
         ),
     ],
 )
@@ -145,7 +149,7 @@ def test_rope_scaling(
     architecture: str, parameters: dict[str, Any], metadata: dict[str, Any], tmp_path: Path
 ) -> None:
     model = tiny.make(architecture, rope_parameters={"rope_theta": 10000.0, **parameters})
-    tiny.write(tmp_path / "m.gguf", model, architecture, scaling=metadata)
+    tiny.write(tmp_path / "m.gguf", model, architecture, metadata=metadata)
     np.testing.assert_allclose(run(load(tmp_path / "m.gguf"), IDS), tiny.logits(model, IDS), atol=1e-3)
 
 

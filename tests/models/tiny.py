@@ -126,11 +126,12 @@ def write(
     kind: str = "F32",
     *,
     extra: dict[str, np.ndarray] | None = None,
-    scaling: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     raw: dict[str, np.ndarray] | None = None,
 ) -> None:
     """A GGUF file with matrices of type ``kind`` and float32 vectors.
 
+    ``metadata``: more keys, or other values of those there are, without the architecture in front.
     ``raw``: file bytes of matrices, for kinds that `gguf.quants.quantize` cannot write.
     """
     c = model.config
@@ -144,13 +145,9 @@ def write(
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
     writer.add_key_length(getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads)
     writer.add_rope_freq_base(float(c.rope_parameters["rope_theta"]))
-    for key, value in (scaling or {}).items():
-        if isinstance(value, str):
-            writer.add_string(f"{architecture}.rope.scaling.{key}", value)
-        elif isinstance(value, int):
-            writer.add_uint32(f"{architecture}.rope.scaling.{key}", value)
-        else:
-            writer.add_float32(f"{architecture}.rope.scaling.{key}", value)
+    for key, value in (metadata or {}).items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(f"{architecture}.{key}", value)
     for name, array in {**tensors(model, architecture), **(extra or {})}.items():
         if raw is not None and name in raw:
             rows = raw[name].reshape(array.shape[0], -1)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from treadle.core import TreadleError
 from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.grammar import Grammars
 from treadle.engine.runner import Runner, RunnerConfig
+from treadle.models import builder
 from treadle.text.tokenizer import Tokenizer
-from treadle.weights.gguf import open_gguf
+from treadle.weights.gguf import GgufModelFile, open_gguf
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,16 +31,36 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
 def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = None) -> Runner:
     """Load the model. ``progress`` is told the share that is done, 0 to 1."""
     file = open_gguf(Path(config.path))
+    builder(file.architecture)  # an unknown one is the first thing to say
     tokenizer = Tokenizer.from_gguf(file.metadata)
-    grammars = Grammars(tokenizer, int(file.tensor("token_embd.weight").shape[0]))
+    rows = embedding_rows(file)
+    if rows < tokenizer.vocab_size:
+        raise TreadleError(
+            f"{file.path}: tensor 'token_embd.weight' has {rows} rows for the tokenizer's "
+            f"{tokenizer.vocab_size} tokens"
+        )
+    grammars = Grammars(tokenizer, rows)
     grammars.prepare()  # beside the loading
-    return Runner(
-        file,
-        tokenizer.eos_ids,
-        RunnerConfig(threads=config.threads, context=config.context, kv_memory=config.kv_memory),
-        None if progress is None else lambda done, total: progress(done / total),
-        grammars,
-    )
+    try:
+        return Runner(
+            file,
+            tokenizer.eos_ids,
+            RunnerConfig(threads=config.threads, context=config.context, kv_memory=config.kv_memory),
+            None if progress is None else lambda done, total: progress(done / total),
+            grammars,
+        )
+    except (ValueError, ArithmeticError, LookupError, MemoryError) as error:
+        # What the checks of the file did not foresee still has to name the file.
+        raise TreadleError(f"{file.path}: the model cannot be built: {error!r}") from error
+
+
+def embedding_rows(file: GgufModelFile) -> int:
+    """Tokens that the embedding table has a row for. Raises TreadleError when there is no such table."""
+    if "token_embd.weight" not in file.tensor_names:
+        raise TreadleError(
+            f"{file.path}: tensor 'token_embd.weight' is missing; the file is no language model"
+        )
+    return int(file.tensor("token_embd.weight").shape[0])
 
 
 def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine:

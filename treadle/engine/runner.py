@@ -16,12 +16,12 @@ from treadle.engine.grammar import Grammars, GuidedState, settle
 from treadle.engine.interfaces import Ids, SampleResult
 from treadle.engine.kv.pool import BLOCK
 from treadle.models import builder
-from treadle.models.graph import Graph, ModelConfig, read_config
+from treadle.models.config import ModelConfig, read_config
+from treadle.models.graph import Graph
 from treadle.models.rope import rotary
 from treadle.weights.gguf import GgufModelFile
 from treadle.weights.loader import Progress, Weights
 
-GIB = 2**30
 # Models with fewer weights than this feel the rounding of activations to 8 bits (docs/performance.md), and
 # have speed to spare: they get 15 bits where the weight format allows it.
 TWO_BYTES_BELOW = 400_000_000
@@ -67,7 +67,7 @@ class Runner:
         except RuntimeError as error:
             raise TreadleError(str(error)) from None
         weights = Weights(file, self._pool, progress)
-        model = read_config(weights)
+        model = read_config(file)
         if config.context is not None and config.context > model.context:
             raise TreadleError(
                 f"a context of {config.context} tokens was asked for, but {file.path} is made for "
@@ -157,17 +157,22 @@ def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: 
         blocks = config.kv_memory // block_bytes
         if blocks < least:
             raise TreadleError(
-                f"{config.kv_memory / GIB:.2f} GiB of KV cache hold {blocks * BLOCK} tokens, but one context "
-                f"of {context} tokens needs {least * block_bytes / GIB:.2f} GiB; give more or serve a "
-                "smaller context"
+                f"{_size(config.kv_memory)} of KV cache hold {blocks * BLOCK} tokens, but one context of "
+                f"{context} tokens needs {_size(least * block_bytes)}; give more or serve a smaller context"
             )
     else:
         blocks = max(least, min(8 * least, left // 4 // block_bytes))
     if blocks * block_bytes > left:
         raise TreadleError(
-            f"{file.path} needs {weights * 1.04 / GIB:.2f} GiB for weights and "
-            f"{blocks * block_bytes / GIB:.2f} GiB of KV cache for a context of {context} tokens, but "
-            f"{available / GIB:.2f} GiB are available; free memory, use a smaller model or quantisation, or "
-            "a smaller context"
+            f"{file.path} needs {_size(weights * 1.04)} for weights and {_size(blocks * block_bytes)} of KV "
+            f"cache for a context of {context} tokens, but {_size(available)} are available; free memory, "
+            "use a smaller model or quantisation, or a smaller context"
         )
     return int(blocks)
+
+
+def _size(number: float) -> str:
+    """Bytes in the largest unit that they fill: ``1.75 GiB``, ``90.0 MiB``, ``4 KiB``."""
+    if number >= 2**30:
+        return f"{number / 2**30:.2f} GiB"
+    return f"{number / 2**20:.1f} MiB" if number >= 2**20 else f"{number / 2**10:.0f} KiB"

@@ -10,7 +10,7 @@ from typing import cast
 from treadle.core import TreadleError
 from treadle.models.graph import Graph
 
-_SHARED = {"graph", "rope"}
+_SHARED = {"config", "graph", "rope"}
 
 
 def architectures() -> list[str]:

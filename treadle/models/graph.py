@@ -6,27 +6,13 @@ dimension is the tokens of a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from treadle import _native
 from treadle.core import TreadleError
+from treadle.models.config import ModelConfig
 from treadle.weights.loader import Weights
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Hyper-parameters that every dense decoder shares (GGUF keys without the architecture's prefix)."""
-
-    layers: int  # block_count
-    hidden: int  # embedding_length
-    heads: int  # attention.head_count
-    kv_heads: int  # attention.head_count_kv
-    head_dim: int  # attention.key_length, or hidden / heads
-    eps: float  # attention.layer_norm_rms_epsilon
-    context: int  # context_length: tokens the model was trained for
 
 
 class Graph:
@@ -47,8 +33,14 @@ class Graph:
     def embed(self, name: str) -> int:
         """Rows of an embedding table: [tokens, hidden]."""
         table = self._weights.raw(name)
+        if len(table.shape) != 2 or table.shape[1] != self.config.hidden:
+            raise TreadleError(
+                f"{self._weights.file.path}: tensor {name!r} has shape {table.shape}, not one row of "
+                f"{self.config.hidden} values per token"
+            )
         out = self._buffer("x", table.shape[1])
-        self._program.embed(table.type, table.data, table.shape[0], out)
+        with self._weights.naming(name):
+            self._program.embed(table.type, table.data, table.shape[0], out)
         return out
 
     def rms_norm(self, x: int, name: str) -> int:
@@ -64,7 +56,7 @@ class Graph:
 
         With ``residual`` the result is added to that buffer in place.
         """
-        matrices = [self._weights.matrix(f"{name}.weight") for name in names]
+        matrices = [self._matrix(name) for name in names]
         width = sum(m.rows for m in matrices)
         biases = [self._weights.optional_vector(f"{name}.bias") for name in names]
         bias = None
@@ -86,7 +78,7 @@ class Graph:
 
     def gated_linear(self, x: int, gate: str, up: str) -> int:
         """silu(gate x) * (up x)."""
-        gate_matrix, up_matrix = (self._weights.matrix(f"{name}.weight") for name in (gate, up))
+        gate_matrix, up_matrix = self._matrix(gate), self._matrix(up)
         out = self._buffer("gated", gate_matrix.rows)
         with self._weights.naming(gate, up):
             self._program.gated_linear(x, gate_matrix, up_matrix, out)
@@ -97,15 +89,16 @@ class Graph:
         c = self.config
         out = self._buffer("attention", c.heads * c.head_dim)
         q_norm, k_norm = (self._weights.vector(n) for n in norms) if norms else (None, None)
-        self._program.attention(
-            qkv,
-            (c.heads, c.kv_heads, c.head_dim),
-            neox=neox,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            eps=c.eps,
-            out=out,
-        )
+        with self._weights.naming(*norms or ("attention",)):
+            self._program.attention(
+                qkv,
+                (c.heads, c.kv_heads, c.head_dim),
+                neox=neox,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                eps=c.eps,
+                out=out,
+            )
         return out
 
     def select(self, x: int) -> int:
@@ -123,6 +116,17 @@ class Graph:
         with self._weights.naming(name):
             self._program.linear(x, [matrix], None, out=self.logits_buffer)
 
+    def _matrix(self, name: str) -> _native.Matrix:
+        """A matrix of a layer, with as many outputs as the hyper-parameters say."""
+        matrix = self._weights.matrix(f"{name}.weight")
+        expected = self.config.outputs(name.rsplit(".", 1)[-1])
+        if matrix.rows != expected:
+            raise TreadleError(
+                f"{self._weights.file.path}: tensor '{name}.weight' has {matrix.rows} outputs; the file's "
+                f"hyper-parameters ask for {expected}"
+            )
+        return matrix
+
     def _buffer(self, role: str, width: int, logits: bool = False) -> int:
         key = (role, width, logits)
         if key not in self._buffers:
@@ -130,22 +134,3 @@ class Graph:
             if logits:
                 self._of_logits.add(self._buffers[key])
         return self._buffers[key]
-
-
-def read_config(weights: Weights) -> ModelConfig:
-    """Hyper-parameters from GGUF metadata. Raises TreadleError naming a key that is absent or impossible."""
-    file = weights.file
-    hidden, heads = file.int("embedding_length"), file.int("attention.head_count")
-    if heads < 1 or hidden < 1:
-        raise TreadleError(
-            f"{file.path}: {hidden} hidden values and {heads} attention heads; both must be positive"
-        )
-    return ModelConfig(
-        layers=file.int("block_count"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=file.int("attention.head_count_kv", heads),
-        head_dim=file.int("attention.key_length", hidden // heads),
-        eps=file.float("attention.layer_norm_rms_epsilon"),
-        context=file.int("context_length"),
-    )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.core import TreadleError
+from treadle.models.config import bounded, positive
 from treadle.weights.loader import Weights
 
 Floats = NDArray[np.float32]
@@ -20,23 +21,29 @@ def rotary(weights: Weights, head_dim: int) -> tuple[Floats, float]:
     tensor ``rope_freqs.weight``, divisors per pair.
     """
     file = weights.file
-    dims = file.int("rope.dimension_count", head_dim)
-    base = file.float("rope.freq_base", 10000.0)
+    dims = bounded(file, "rope.dimension_count", 2, head_dim, head_dim)
+    if dims % 2:
+        raise TreadleError(f"{file.path}: rope.dimension_count is {dims}; it must be even")
+    base = positive(file, "rope.freq_base", 10000.0)
     # In float32 as the models are trained with; the exponent as PyTorch computes it.
     frequency = (
         1.0 / (np.float32(base) ** (np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)))
     ).astype(np.float32)
     divisors = weights.optional_vector("rope_freqs.weight")
     if divisors is not None:
+        if len(divisors) != len(frequency) or not (np.isfinite(divisors) & (divisors > 0)).all():
+            raise TreadleError(
+                f"{file.path}: tensor 'rope_freqs.weight' must have {len(frequency)} finite values above 0"
+            )
         frequency = frequency / divisors
     scaling = file.string("rope.scaling.type", "none")
-    factor = file.float("rope.scaling.factor", 1.0)
+    factor = positive(file, "rope.scaling.factor", 1.0)
     if scaling == "linear":
         return (frequency / np.float32(factor)).astype(np.float32), 1.0
     if scaling == "yarn":
-        original = file.int("rope.scaling.original_context_length")
-        fast = file.float("rope.scaling.yarn_beta_fast", 32.0)
-        slow = file.float("rope.scaling.yarn_beta_slow", 1.0)
+        original = bounded(file, "rope.scaling.original_context_length", 1, 2**31 - 1)
+        fast = positive(file, "rope.scaling.yarn_beta_fast", 32.0)
+        slow = positive(file, "rope.scaling.yarn_beta_slow", 1.0)
         magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         return yarn(frequency, base, factor, original, (fast, slow)), magnitude
     if scaling != "none":
