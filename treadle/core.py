@@ -30,7 +30,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0  # over output only (OpenAI API)
     logit_bias: dict[int, float] = {}
     seed: int | None = None  # None: drawn from the system once per request
-    stop: tuple[str, ...] = ()  # matched on text, by treadle.text
+    stop: str | tuple[str, ...] = ()  # matched on text, by treadle.text
     stop_token_ids: tuple[int, ...] = ()  # matched on ids, by the engine
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: chosen token and the k most likely ones

@@ -7,15 +7,18 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import Event
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle import hub, machine
+from treadle import hub, inputs, machine
 from treadle.core import (
     FinishReason,
     Output,
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from treadle.engine.runner import Runner
 
 Message = Mapping[str, Any]
+T = TypeVar("T")
+
+_CLOSED = "this LLM is closed; create another one"
 
 
 @dataclass(kw_only=True)
@@ -60,7 +66,8 @@ class _Job:
         self.pieces: deque[str] = deque()
         self.done = False
         self.error: str | None = None
-        self._text = Detokenizer(tokenizer, request.params.stop)
+        stop = request.params.stop
+        self._text = Detokenizer(tokenizer, (stop,) if isinstance(stop, str) else stop)
 
     def take(self, output: Output) -> None:
         """Add what this output brings. A stop string sets ``result.finish_reason`` before the job is done."""
@@ -71,7 +78,6 @@ class _Job:
         piece = self._text.push(output.token_ids)
         reason = output.finish_reason
         if reason is not None:
-            self.done = True
             if reason == "error":
                 self.error = output.error or "the engine failed"
             piece += self._text.finish()
@@ -80,6 +86,7 @@ class _Job:
         result.finish_reason = "stop" if self._text.stopped is not None else reason
         result.text += piece
         self.pieces.append(piece)
+        self.done = reason is not None  # last, for the thread that takes the pieces
 
 
 class LLM:
@@ -90,17 +97,29 @@ class LLM:
     context: tokens of prompt and answer together; None: what the model was trained for, at most 32768.
     progress: called while the weights are packed with the share that is done, 0 to 1.
 
-    Raises TreadleError when the model cannot be found, read or held in memory. Not thread-safe.
+    Threads may share it: what they ask for advances together. Everything that touches the engine runs on one
+    thread of its own, so that Ctrl-C, too, comes between two steps and never into one.
+
+    Raises TreadleError when the model cannot be found, read or held in memory; here and below when an
+    argument is wrong; and after ``close``.
     """
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
         threads: int | None = None,
         context: int | None = None,
         *,
         progress: Callable[[float], None] | None = None,
     ) -> None:
+        if not isinstance(model, str | os.PathLike | None):
+            raise TreadleError(
+                f"model is {model!r}; it must be a name, a path, or None for the built-in model"
+            )
+        if threads is not None:
+            threads = inputs.whole_number("threads", threads, 1)
+        if context is not None:
+            context = inputs.whole_number("context", context, 2)
         machine.require_isa()
         from treadle.engine.load import LoadConfig, load_runner  # not above: the native module needs that CPU
         from treadle.weights.gguf import open_gguf
@@ -112,7 +131,11 @@ class LLM:
             LoadConfig(path=path, threads=threads, context=context), progress
         )
         self._engine: Engine | None = Engine(self._runner, EngineConfig(max_queue=sys.maxsize))
+        self._process = os.getpid()
+        self._thread = ThreadPoolExecutor(1, "treadle-engine")
+        self._next_step: Future[None] | None = None  # the one that was asked for last
         self._jobs: dict[str, _Job] = {}  # under way, by id of the request
+        self._dropped: deque[str] = deque()  # ids of requests that nobody waits for any more
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
 
@@ -134,13 +157,13 @@ class LLM:
         Texts are encoded without control tokens and start with the model's beginning-of-text token where it
         has one.
         """
-        if isinstance(prompts, str):
-            prompts = [prompts]
+        self._open()
+        params = inputs.sampling(SamplingParams() if params is None else params)
         ids = [
-            self._tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
-            for prompt in prompts
+            self._tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else prompt
+            for prompt in inputs.prompts(prompts)
         ]
-        jobs = [_Job(self._tokenizer, self._request(prompt, params or SamplingParams())) for prompt in ids]
+        jobs = [_Job(self._tokenizer, self._request(prompt, params)) for prompt in ids]
         for _ in self._run(jobs):
             pass
         return [job.result for job in jobs]
@@ -166,10 +189,12 @@ class LLM:
         ``stream`` the answer comes in pieces of text; closing the iterator stops the model. Several such
         iterators may be open at once: their answers advance together.
         """
+        self._open()
+        params = inputs.sampling(self.recommended if params is None else params)
+        messages = inputs.messages(messages)
         if self._template is None:
             self._template = ChatTemplate(self._tokenizer)
-        prompt = self._template.render(list(messages))
-        job = _Job(self._tokenizer, self._request(prompt.ids, params or self.recommended))
+        job = _Job(self._tokenizer, self._request(self._template.render(messages).ids, params))
         if stream:
             return (piece for piece in self._run([job]) if piece)
         for _ in self._run([job]):
@@ -178,26 +203,29 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [tokens, vocab]; for evaluation, while no answer is streamed."""
-        engine, runner = self._open()
-        self._step()  # so that answers whose iterators were closed have left the engine
-        request = Request(id="", prompt_ids=list(token_ids), params=SamplingParams())
+        _, runner = self._open()
+        ids = inputs.token_ids("token_ids", token_ids)
+        if len(ids) > runner.context:
+            raise TreadleError(
+                f"token_ids has {len(ids)} tokens, but the context holds {runner.context}; give fewer, or "
+                "create the LLM with a larger context"
+            )
+        request = Request(id="", prompt_ids=ids, params=SamplingParams())
         check_request(request, runner.context + 1, runner.vocab_size)
-        ids = np.asarray(token_ids, np.int32)
-        out = np.empty((len(ids), runner.vocab_size), np.float32)
-        with engine.lend(len(ids)) as slot:
-            for past in range(0, len(ids), runner.max_sequences):  # as many wanted rows as a step may have
-                part = ids[past : past + runner.max_sequences]
-                rows = np.arange(len(part), dtype=np.int32)
-                length, before, table = (np.array([n], np.int32) for n in (len(part), past, slot))
-                runner.run(part, length, before, table, rows)
-                out[past : past + len(part)] = runner.logits
-        return out
+        unwanted = Event()
+        try:
+            return self._submit(partial(self._evaluate, np.asarray(ids, np.int32), unwanted)).result()
+        except KeyboardInterrupt:
+            unwanted.set()
+            raise
 
     def close(self) -> None:
         """Free the memory. The object cannot be used afterwards."""
         self._engine = self._runner = None
+        self._thread.shutdown()
 
     def __enter__(self) -> Self:
+        self._open()
         return self
 
     def __exit__(
@@ -207,7 +235,12 @@ class LLM:
 
     def _open(self) -> tuple[Engine, Runner]:
         if self._engine is None or self._runner is None:
-            raise TreadleError("this LLM is closed; create another one")
+            raise TreadleError(_CLOSED)
+        if os.getpid() != self._process:
+            raise TreadleError(
+                "this LLM was created before the process forked, and its threads stayed behind; create it in "
+                "the process that uses it"
+            )
         return self._engine, self._runner
 
     def _request(self, ids: list[int], params: SamplingParams) -> Request:
@@ -215,28 +248,51 @@ class LLM:
 
     def _run(self, jobs: Sequence[_Job]) -> Iterator[str]:
         """Steps the engine until the jobs are done; yields their text as it comes."""
-        engine, _ = self._open()
         try:
-            for job in jobs:
-                engine.add(job.request)
-                self._jobs[job.request.id] = job
+            self._submit(partial(self._add, jobs)).result()
             while True:
+                done = all(job.done for job in jobs)  # before their pieces are taken: no more can come then
                 for job in jobs:
                     if job.error is not None:
                         raise TreadleError(job.error)
                     while job.pieces:
                         yield job.pieces.popleft()
-                if all(job.done for job in jobs):
+                if done:
                     return
-                self._step()
+                step = self._next_step
+                if step is None or step.running() or step.done():
+                    self._next_step = step = self._submit(self._step)
+                step.result()
         finally:
-            for job in jobs:
-                if self._jobs.pop(job.request.id, None):
-                    engine.cancel(job.request.id)
+            self._dropped.extend(job.request.id for job in jobs if not job.done)
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have the engine's thread do it, after what it was given before."""
+        self._open()
+        try:
+            return self._thread.submit(work)
+        except RuntimeError:  # another thread has closed it just now
+            raise TreadleError(_CLOSED) from None
+
+    # ------------------------------------------------------------------ on the engine's thread
+
+    def _drop(self, engine: Engine) -> None:
+        while self._dropped:
+            id = self._dropped.popleft()
+            self._jobs.pop(id, None)
+            engine.cancel(id)
+
+    def _add(self, jobs: Sequence[_Job]) -> None:
+        engine, _ = self._open()
+        self._drop(engine)
+        for job in jobs:
+            engine.add(job.request)
+            self._jobs[job.request.id] = job
 
     def _step(self) -> None:
         """One step of the engine, for the jobs of all callers."""
         engine, _ = self._open()
+        self._drop(engine)
         for output in engine.step():
             job = self._jobs.get(output.id)
             if job is None:
@@ -246,3 +302,18 @@ class LLM:
                 del self._jobs[output.id]
             elif job.result.finish_reason is not None:
                 engine.cancel(output.id)  # a stop string; the last output brings the counts
+
+    def _evaluate(self, ids: NDArray[np.int32], unwanted: Event) -> NDArray[np.float32]:
+        engine, runner = self._open()
+        self._step()  # so that answers whose iterators were closed have left the engine
+        out = np.empty((len(ids), runner.vocab_size), np.float32)
+        with engine.lend(len(ids)) as slot:
+            for past in range(0, len(ids), runner.max_sequences):  # as many wanted rows as a step may have
+                if unwanted.is_set():
+                    break
+                part = ids[past : past + runner.max_sequences]
+                rows = np.arange(len(part), dtype=np.int32)
+                length, before, table = (np.array([n], np.int32) for n in (len(part), past, slot))
+                runner.run(part, length, before, table, rows)
+                out[past : past + len(part)] = runner.logits
+        return out

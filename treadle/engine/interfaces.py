@@ -71,6 +71,10 @@ class BadRequest(TreadleError):
     """The request can never run on this engine."""
 
 
+class TooMany(BadRequest):
+    """More requests at once than this engine ever takes."""
+
+
 class Admission:
     """Bounds the requests inside an engine. No named user may take the last quarter of the places."""
 
@@ -79,15 +83,23 @@ class Admission:
         self.inside = 0
         self._by_user: Counter[str] = Counter()
 
-    def enter(self, user: str) -> None:
-        """Take one place. Raises QueueFull."""
-        if self.inside >= self.limit:
-            raise QueueFull(f"all {self.limit} places for requests are taken; try again later")
-        most = max(1, self.limit * 3 // 4)
-        if user and self._by_user[user] >= most:
-            raise QueueFull(f"{most} requests of this user are in work, which is the limit; try again later")
-        self.inside += 1
-        self._by_user[user] += 1
+    def enter(self, user: str, count: int = 1) -> None:
+        """Take ``count`` places, or none: raises QueueFull, and TooMany if waiting would not help."""
+        most = max(1, self.limit * 3 // 4) if user else self.limit
+        if count > most:
+            raise TooMany(f"{count} answers at once are more than this server takes; ask for at most {most}")
+        if self.inside + count > self.limit:
+            raise QueueFull(
+                f"{self.inside} of {self.limit} places for requests are taken and {count} more are needed; "
+                "try again later"
+            )
+        if user and self._by_user[user] + count > most:
+            raise QueueFull(
+                f"{self._by_user[user]} requests of this user are in work and {count} more would pass the "
+                f"limit of {most}; try again later"
+            )
+        self.inside += count
+        self._by_user[user] += count
 
     def leave(self, user: str) -> None:
         """Give the place back."""
@@ -98,7 +110,7 @@ class Admission:
 
 
 def check_request(request: Request, context: int, vocab_size: int) -> None:
-    """Raise BadRequest unless the prompt fits. ``context``: tokens of prompt and output together."""
+    """Raise BadRequest unless prompt and answer fit. ``context``: tokens of prompt and output together."""
     ids, params = request.prompt_ids, request.params
     if not ids:
         raise BadRequest("the prompt is empty; it must have at least one token")
@@ -112,3 +124,9 @@ def check_request(request: Request, context: int, vocab_size: int) -> None:
         raise BadRequest(f"token id {wrong} of the prompt is not in the vocabulary of {vocab_size} tokens")
     if params.max_tokens is not None and params.max_tokens < 1:
         raise BadRequest(f"max_tokens is {params.max_tokens}; it must be at least 1")
+    room = min(params.max_tokens or context, context - len(ids))
+    if params.min_tokens > room:
+        raise BadRequest(
+            f"min_tokens is {params.min_tokens}, but max_tokens and the context leave {room} tokens for the "
+            "answer; lower min_tokens"
+        )
