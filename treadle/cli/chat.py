@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +12,7 @@ import click
 
 from treadle.cli.main import config_option, model_argument, settings
 from treadle.config import Config
+from treadle.core import TreadleError
 
 if TYPE_CHECKING:
     from treadle import LLM
@@ -61,6 +63,10 @@ def command(
     \b
     echo "What is the capital of France?" | treadle chat
     """
+    if sys.stdin is None:
+        raise TreadleError("chat reads questions from standard input, which is closed; leave it open")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no text must not end the conversation
     config = Config.load({**flags, "model": model}, file=config_file)
     import msgspec
 
@@ -77,6 +83,8 @@ def command(
 
 
 def _converse(llm: LLM, params: SamplingParams, opening: list[dict[str, str]]) -> None:
+    from treadle.engine.interfaces import BadRequest
+
     messages = list(opening)
     while True:
         try:
@@ -92,18 +100,23 @@ def _converse(llm: LLM, params: SamplingParams, opening: list[dict[str, str]]) -
         elif question.startswith("/"):
             click.echo(f"Unknown command {question.split()[0]}. {_HELP}", err=True)
         elif question:
-            messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": _answer(llm, params, messages)})
+            asked = [*messages, {"role": "user", "content": question}]
+            try:
+                messages = [*asked, {"role": "assistant", "content": _answer(llm, params, asked)}]
+            except BadRequest as error:
+                click.echo(f"treadle: {error}", err=True)
+                click.echo("The question is dropped; /clear forgets the conversation so far.", err=True)
 
 
 def _answer(llm: LLM, params: SamplingParams, messages: list[dict[str, str]]) -> str:
     """Stream one answer to the terminal; Ctrl-C keeps what was written so far."""
     pieces: list[str] = []
-    stream = cast("Generator[str]", llm.chat(messages, params, stream=True))
-    with contextlib.closing(stream), contextlib.suppress(KeyboardInterrupt):
-        for piece in stream:
-            pieces.append(piece)
-            click.echo(piece, nl=False)
+    with contextlib.suppress(KeyboardInterrupt):
+        stream = cast("Generator[str]", llm.chat(messages, params, stream=True))
+        with contextlib.closing(stream):
+            for piece in stream:
+                pieces.append(piece)
+                click.echo(piece, nl=False)
     click.echo()
     return "".join(pieces)
 

@@ -122,6 +122,10 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush stays quiet
         code = 1
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a disk that is full would fail the final flush again
+        where = error.filename or "input or output failed"
+        code = _fail(f"{where}: {error.strerror or error}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
