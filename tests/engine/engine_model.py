@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -171,6 +172,7 @@ class LoadConfig(msgspec.Struct, kw_only=True):
     error: str | None = None  # loading ends with it
     die: bool = False  # while loading
     seconds: float = 0.0  # of loading
+    file: str = os.devnull  # loading fails when it is not there
 
 
 def load(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
@@ -181,6 +183,8 @@ def load(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
         os.kill(os.getpid(), signal.SIGKILL)
     if config.error:
         raise TreadleError(config.error)
+    if not Path(config.file).exists():
+        raise TreadleError(f"no such file: {config.file}")
 
     def cost(_decodes: int, _prefill: int) -> float:
         time.sleep(config.step_seconds)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -205,6 +206,33 @@ def test_gives_up_when_every_start_dies() -> None:
             assert client.state == "failed"
 
     run(test)
+
+
+def test_tells_why_it_cannot_start_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        file = tmp_path / "model"
+        file.touch()
+        async with engine(file=str(file)) as client:
+            assert client.pid is not None
+            file.unlink()
+            os.kill(client.pid, signal.SIGKILL)
+            await until(lambda: client.state == "failed")
+            assert re.search(r"5 times in a row; last: no such file: .*/model", client.error or "")
+
+    run(test)
+
+
+@pytest.mark.parametrize("when", ["loading", "ready"])
+def test_sigterm_ends_it_without_a_word(when: str, capfd: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        async with engine(wait=when == "ready", seconds=0.0 if when == "ready" else 30.0) as client:
+            await until(lambda: client.progress >= 0.5)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGTERM)
+            await until(lambda: "signal 15" in (client.error or ""))
+
+    run(test)
+    assert capfd.readouterr().err == ""
 
 
 def test_close_ends_process_and_requests() -> None:

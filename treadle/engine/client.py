@@ -122,6 +122,7 @@ class EngineClient:
         self._state: State = "stopped"
         self._progress = 0.0
         self._error: str | None = None
+        self._cause: str | None = None  # what the present process says of its failure
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._admission = Admission(0)
@@ -186,16 +187,26 @@ class EngineClient:
         """Send a request. Raises at once EngineUnavailable, BadRequest or QueueFull; every later failure
         is an output with finish_reason "error".
         """
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: list[Request]) -> list[Stream]:
+        """As ``submit``, for requests of one user of which all are taken or none; also raises TooMany when
+        they are more than are ever taken at once.
+        """
         if self._state != "ready" or self._info is None:
             raise EngineUnavailable(f"the engine is not ready: {self._state}")
-        if request.id in self._entries:
-            raise BadRequest(f"a request with id {request.id!r} is already running; ids must be unique")
-        check_request(request, self._info.context, self._info.vocab_size)
-        self._admission.enter(request.user)
-        stream = Stream(self, request)
-        self._entries[request.id] = stream._entry
-        self._send(Submit(request))
-        return stream
+        for request in requests:
+            if request.id in self._entries:
+                raise BadRequest(f"a request with id {request.id!r} is already running; ids must be unique")
+            check_request(request, self._info.context, self._info.vocab_size)
+        self._admission.enter(requests[0].user, len(requests))
+        streams = []
+        for request in requests:
+            stream = Stream(self, request)
+            self._entries[request.id] = stream._entry
+            self._send(Submit(request))
+            streams.append(stream)
+        return streams
 
     async def cancel(self, request_id: str) -> None:
         """Stop a request, which then ends with "cancelled"; unknown ids are ignored."""
@@ -266,13 +277,14 @@ class EngineClient:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _fail(self, error: str) -> None:
-        log.error("%s", error)
+        if self._info is not None:  # else `ready` raises it
+            log.error("%s", error)
         self._state, self._error = "failed", error
         self._settled.set()
 
     async def _run_once(self, context: zmq.asyncio.Context, address: str) -> None:
         """Start the process and stay until it has ended and its requests have been told."""
-        self._progress, self._ready_since = 0.0, math.inf
+        self._progress, self._ready_since, self._cause = 0.0, math.inf, None
         socket = context.socket(zmq.DEALER)
         socket.set_hwm(0)
         socket.bind(address)
@@ -298,7 +310,8 @@ class EngineClient:
             self._settled.clear()
             self._state = "restarting"
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            self._error = "the engine was stopped" if self._closing.is_set() else f"the engine process {how}"
+            died = self._cause or f"the engine process {how}"
+            self._error = "the engine was stopped" if self._closing.is_set() else died
         for request_id in list(self._entries):
             message = f"{self._error}; this answer is incomplete, please try again"
             self._deliver(Output(id=request_id, token_ids=[], finish_reason="error", error=message))
@@ -327,7 +340,7 @@ class EngineClient:
                     self._settled.set()
                 case Failed(error):
                     if self._restarts:
-                        self._error = error  # what worked before may work again
+                        self._cause = error  # what worked before may work again
                     else:
                         self._fail(error)
 

@@ -2,7 +2,7 @@
 
 Connects to the client's socket, loads the engine, then alternates between messages and steps. Without work it
 blocks in poll and uses no CPU. It ends with its parent (standard input is a pipe that the parent holds open
-and that closes when it dies), on SIGTERM and on Shutdown; SIGINT is left to the parent.
+and that closes when it dies), on Shutdown and, at any moment, on SIGTERM; SIGINT is left to the parent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, get_type_hints
 
 import msgspec
@@ -128,14 +127,10 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _exit(_signal: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
-
-
 def main(address: str, loader: str) -> int:
     """Run until told to exit. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing needs Python to be undone
     threading.Thread(target=_exit_with_parent, name="parent", daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection = Connection(address)
