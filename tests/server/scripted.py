@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from treadle.core import FinishReason, Output, Request, TokenLogprobs, TreadleError, Usage
+from treadle.engine.interfaces import Admission
 from treadle.server.textside import ChatOptions, ChatPrompt
 from treadle.text.tokenizer import Tokenizer
 
@@ -31,15 +34,24 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
         self.closed = False
+        self.cached: list[int] = []  # prompt tokens found in the cache, of the next requests
+        self.admission = Admission(1000)  # never left
+        self.usages: dict[str, Usage] = {}
+        self.playing: dict[str, Played] = {}
+        self.stats: Mapping[str, float] = {"running": 0.0}
 
-    @property
-    def stats(self) -> Mapping[str, float]:
-        return {"running": 0.0}
+    def submit_all(self, requests: list[Request]) -> list[Played]:
+        self.admission.enter(requests[0].user, len(requests))
+        for request in requests:
+            cached = self.cached.pop(0) if self.cached else 0
+            self.usages[request.id] = Usage(prompt_tokens=len(request.prompt_ids), cached_tokens=cached)
+            self.playing[request.id] = Played(self.submit(request))
+        return [self.playing[request.id] for request in requests]
 
     async def submit(self, request: Request) -> AsyncIterator[Output]:
         self.requests.append(request)
         await asyncio.sleep(self.first)
-        usage = Usage(prompt_tokens=len(request.prompt_ids), cached_tokens=0)
+        usage = self.usages[request.id]
         limit = request.params.max_tokens or 10**9
         for count, token in enumerate(self.token_ids[:limit], 1):
             if count - 1 == self.fail_after:
@@ -57,9 +69,41 @@ class ScriptedEngine:
 
     async def cancel(self, id: str) -> None:
         self.cancelled.append(id)
+        last = Output(id=id, token_ids=[], finish_reason="cancelled", usage=self.usages[id])
+        self.playing[id].stop(last)
 
     async def close(self) -> None:
         self.closed = True
+
+
+class Played(AsyncIterator[Output]):
+    """Outputs of one request. They come while nobody reads; a cancelled one ends with an output that says
+    so."""
+
+    def __init__(self, outputs: AsyncIterator[Output]) -> None:
+        self._queue: asyncio.Queue[Output | Exception] = asyncio.Queue()
+        self._task = asyncio.create_task(self._play(outputs))
+
+    async def _play(self, outputs: AsyncIterator[Output]) -> None:
+        try:
+            async for output in outputs:
+                self._queue.put_nowait(output)
+            self._queue.put_nowait(StopAsyncIteration())
+        except Exception as error:
+            self._queue.put_nowait(error)
+            self._queue.put_nowait(StopAsyncIteration())
+
+    def stop(self, last: Output) -> None:
+        if not self._task.done():
+            self._task.cancel()
+            self._queue.put_nowait(last)
+            self._queue.put_nowait(StopAsyncIteration())
+
+    async def __anext__(self) -> Output:
+        item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
 
 
 class ByteText:
@@ -67,7 +111,20 @@ class ByteText:
     fail."""
 
     vocab_size = 256
+    longest_token = 1
     tools = None
+
+    @cached_property
+    def grammar_tokens(self) -> LLTokenizer:
+        return LLTokenizer(TokenizerWrapper(self))
+
+    bos_token_id = None
+    eos_token_id = 255
+    special_token_ids = (255,)
+    tokens = (*(bytes([byte]) for byte in range(255)), b"<end>")
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
 
     def __init__(self, reasons: bool = False) -> None:
         self.reasons = reasons
@@ -103,10 +160,12 @@ class ByteAnswer:
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self.stopped: str | None = None
+        self.offsets: list[int] = []
         self._stop = stop
         self._held = b""
 
     def push(self, token_ids: Sequence[int]) -> str:
+        self.offsets += [0] * len(token_ids)
         self._held += bytes(token_ids)
         for stop in self._stop:
             if stop.encode() in self._held:

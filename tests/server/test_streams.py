@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.server.conftest import KEY, Api, Start
 from tests.server.scripted import ByteText, ScriptedEngine
+from treadle.engine.client import EngineClient
 
 BODY: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -205,3 +207,32 @@ def test_metrics_count_tokens(scripted: Start) -> None:
     assert 'treadle_http_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
     assert "treadle_ttft_seconds_count 1.0" in text
     assert "treadle_itl_seconds_count 4.0" in text
+    assert "_created" not in text
+
+
+def test_debug_log_has_a_line_per_request(scripted: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "treadle.server")
+    api = scripted()
+    chat(api)
+    chat(api, stream=True)
+    api.post("/v1/completions", json={"model": "toy", "prompt": "hi"}, headers={"X-Request-Id": "mine"})
+    api.get("/line%0Abreak")
+    lines = [re.sub(r"\d\.\d{3} s, request \w+$", "T s, request ID", line) for line in caplog.messages]
+    assert lines == [
+        "POST /v1/chat/completions 200: 2 prompt and 5 completion tokens in T s, request ID",
+        "POST /v1/chat/completions 200: 2 prompt and 5 completion tokens in T s, request ID",
+        "POST /v1/completions 200: 2 prompt and 5 completion tokens in T s, request ID",
+        "GET /line%0Abreak 404: 0 prompt and 0 completion tokens in T s, request ID",
+    ]
+    assert caplog.messages[2].endswith("request mine")
+
+
+def test_metrics_of_the_engine_say_what_they_are(scripted: Start) -> None:
+    engine = ScriptedEngine()
+    engine.stats = EngineClient("", None).stats
+    text = scripted(engine).get("/metrics").text
+    families = re.findall(r"^# HELP (treadle_engine_\w+) (.+)\n# TYPE \1 (\w+)\n\1 ", text, re.MULTILINE)
+    assert {name.removeprefix("treadle_engine_") for name, _, _ in families} == set(engine.stats)
+    for name, words, kind in families:
+        assert kind == ("counter" if name.endswith("_total") else "gauge")
+        assert len(words.split()) > 2

@@ -149,6 +149,13 @@ def test_bad_schemas_never_reach_the_engine(scripted: Start, schema: Any, stream
     assert not engine.requests
 
 
+def test_keywords_that_cannot_be_enforced_are_named(scripted: Start) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "contains": {}}}}
+    body = {"model": "toy", "messages": ASK, "guided_json": schema}
+    answer = scripted(ScriptedEngine()).post("/v1/chat/completions", json=body)
+    assert answer.json()["error"]["message"] == "guided_json: not supported: contains, uniqueItems"
+
+
 @pytest.mark.parametrize(
     ("field", "body"),
     [

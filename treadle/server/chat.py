@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from treadle.server.body import aside
 from treadle.server.errors import ApiError, json_response
 from treadle.server.generation import (
     Job,
@@ -21,10 +22,11 @@ from treadle.server.generation import (
     sampling_params,
 )
 from treadle.server.grammar import answer_grammar
-from treadle.server.prompt import encode_chat
-from treadle.server.schema import ChatBody, validate
+from treadle.server.prompt import check_size, encode_chat, size_of_questions
+from treadle.server.schema import ChatBody, Tool
 from treadle.server.service import Served, body_of, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
+from treadle.server.textside import ChatPrompt
 from treadle.server.tools import calls_tools, check_tool_choice, check_tools, tool_parser
 from treadle.text.tools import ToolDelta
 
@@ -32,10 +34,10 @@ from treadle.text.tools import ToolDelta
 async def chat_completions(request: HttpRequest) -> Response | EventStream:
     """Everything that can be wrong with a request is found before the first byte of a stream is sent."""
     service = service_of(request)
-    body = validate(ChatBody, await body_of(request))
+    body, size = await body_of(request, ChatBody)
     served = service.find(body.model)
     _check(body, served)
-    job = await _job(request, body, served)
+    job = await _job(request, body, served, size)
     answer = Answer(job, body, "chatcmpl-" + secrets.token_hex(12))
     if body.stream:
         return EventStream(answer.stream(), service.config.keep_alive)
@@ -51,14 +53,14 @@ def _check(body: ChatBody, served: Served) -> None:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
 
 
-async def _job(request: HttpRequest, body: ChatBody, served: Served) -> Job:
+async def _job(request: HttpRequest, body: ChatBody, served: Served, size: int) -> Job:
     service = service_of(request)
     tools = body.tools if calls_tools(body) else None
-    grammar = await answer_grammar(body)
+    grammar = await answer_grammar(body, served)
     if grammar is not None and tools:
         message = "response_format and other structured output cannot be combined with tools; leave one out"
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
-    prompt = await encode_chat(served, body, body.continue_final_message or False, tools)
+    prompt = await aside(size, lambda: _prompt(served, body, tools))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
     params = sampling_params(body, served, len(prompt.ids), limit, "messages", logprobs)
@@ -78,9 +80,15 @@ async def _job(request: HttpRequest, body: ChatBody, served: Served) -> Job:
         thinking=None if raw else prompt.thinking,
         tools=lambda: tool_parser(body, served),
     )
-    job = Job(served, service.metrics, choices, len(prompt.ids))
+    job = Job(service, served, choices, len(prompt.ids), len(choices))
+    request.state.usage = job.usage  # for the log
     await job.start()
     return job
+
+
+def _prompt(served: Served, body: ChatBody, tools: list[Tool] | None) -> ChatPrompt:
+    check_size(served, size_of_questions(body), "messages")
+    return encode_chat(served, body, body.continue_final_message or False, tools)
 
 
 class Answer:

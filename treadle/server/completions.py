@@ -12,18 +12,18 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from treadle.server.body import aside
 from treadle.server.errors import ApiError, json_response
 from treadle.server.generation import (
     Job,
     TokenText,
     check_stream_options,
-    encode,
     make_choices,
     sampling_params,
-    token_text,
 )
 from treadle.server.grammar import answer_grammar
-from treadle.server.schema import CompletionBody, validate
+from treadle.server.prompt import check_size
+from treadle.server.schema import CompletionBody
 from treadle.server.service import Served, body_of, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
 
@@ -34,13 +34,13 @@ DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
 async def completions(request: HttpRequest) -> Response | EventStream:
     """Choices are numbered prompt by prompt: prompt p, sample i is choice ``p * n + i``."""
     service = service_of(request)
-    body = validate(CompletionBody, await body_of(request))
+    body, size = await body_of(request, CompletionBody)
     served = service.find(body.model)
     _check(body)
-    prompts = await _prompts(body, served)
-    job = _job(request, body, served, prompts, await answer_grammar(body))
+    prompts = await aside(size, lambda: _prompts(body, served))
+    job = _job(request, body, served, prompts, await answer_grammar(body, served))
     await job.start()
-    echoes = [served.text.decode(ids) if body.echo else "" for ids in prompts]
+    echoes = await aside(size, lambda: [served.text.decode(ids) if body.echo else "" for ids in prompts])
     answer = Completion(job, body, [echo for echo in echoes for _ in range(body.n or 1)])
     if body.stream:
         return EventStream(answer.stream(), service.config.keep_alive)
@@ -58,7 +58,7 @@ def _check(body: CompletionBody) -> None:
         raise ApiError(400, message, param="echo", code="unsupported_parameter")
 
 
-async def _prompts(body: CompletionBody, served: Served) -> list[list[int]]:
+def _prompts(body: CompletionBody, served: Served) -> list[list[int]]:
     """Token ids of every prompt of the body; ApiError 400 for an empty or mixed one."""
     raw = body.prompt
     if isinstance(raw, str):
@@ -77,12 +77,14 @@ async def _prompts(body: CompletionBody, served: Served) -> list[list[int]]:
     if len(many) * (body.n or 1) > MAX_PROMPTS:
         message = f"prompt: {len(many)} prompts with n={body.n or 1} make more than {MAX_PROMPTS} choices"
         raise ApiError(400, message, param="prompt", code="invalid_value")
-    prompts = []
+    prompts: list[list[int]] = []
     for number, item in enumerate(many):
         if not item:
             message = f"prompt: number {number} is empty; give at least one character or token"
             raise ApiError(400, message, param="prompt", code="invalid_value")
-        ids = await encode(served, item) if isinstance(item, str) else item
+        if isinstance(item, str):
+            check_size(served, len(item.encode()), "prompt")
+        ids = served.text.encode(item) if isinstance(item, str) else item
         if max(ids) >= served.text.vocab_size:
             message = f"prompt: token ids go from 0 to {served.text.vocab_size - 1}; got {max(ids)}"
             raise ApiError(400, message, param="prompt", code="invalid_value")
@@ -99,7 +101,9 @@ def _job(
         params = sampling_params(body, served, len(ids), limit, "prompt", body.logprobs)
         params = msgspec.structs.replace(params, grammar=grammar)
         choices += make_choices(request, body, served, ids, params, thinking=None)
-    return Job(served, service_of(request).metrics, choices, sum(map(len, prompts)))
+    job = Job(service_of(request), served, choices, sum(map(len, prompts)), body.n or 1)
+    request.state.usage = job.usage  # for the log
+    return job
 
 
 class Completion:
@@ -127,7 +131,7 @@ class Completion:
             {
                 "index": index,
                 "text": texts[index],
-                "logprobs": self._logprobs(tokens[index], 0) if self._body.logprobs is not None else None,
+                "logprobs": _logprobs(tokens[index]) if self._body.logprobs is not None else None,
                 "finish_reason": reasons[index],
             }
             for index in range(count)
@@ -139,17 +143,13 @@ class Completion:
         include_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
         count = len(self._echoes)
         chunks = Chunks(self._head, count, include_usage)
-        offsets = [0] * count  # characters of the tokens so far
         try:
             for index, echo in enumerate(self._echoes):
                 if echo:
                     yield chunks.text(index, echo)
             async with contextlib.aclosing(self._job.pieces()) as pieces:
                 async for index, piece in pieces:
-                    logprobs = None
-                    if piece.tokens:
-                        logprobs = self._logprobs(piece.tokens, offsets[index])
-                        offsets[index] += sum(len(token_text(token.data)) for token in piece.tokens)
+                    logprobs = _logprobs(piece.tokens) if piece.tokens else None
                     text = "".join(text for _, text in piece.deltas)
                     if text or logprobs:
                         yield chunks.text(index, text, logprobs)
@@ -162,23 +162,23 @@ class Completion:
             yield chunks.usage(self._job.usage())
         yield DONE
 
-    @staticmethod
-    def _logprobs(tokens: list[TokenText], offset: int) -> dict[str, Any]:
-        """Four lists of equal length. ``text_offset`` counts characters of the tokens' own texts."""
-        texts = [token_text(token.data) for token in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        return {
-            "tokens": texts,
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                {
-                    token_text(data): logprob
-                    for data, logprob in reversed([*token.top, (token.data, token.logprob)])
-                }
-                for token in tokens
-            ],
-            "text_offset": offsets,
-        }
+
+def _logprobs(tokens: list[TokenText]) -> dict[str, Any]:
+    """Four lists of equal length."""
+    return {
+        "tokens": [_name(token.data) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [
+            {_name(data): logprob for data, logprob in reversed([*token.top, (token.data, token.logprob)])}
+            for token in tokens
+        ],
+        "text_offset": [token.offset for token in tokens],
+    }
+
+
+def _name(token: bytes) -> str:
+    """A token as text, or as the OpenAI API writes it if it cuts a character: ``bytes:\\xef\\xbc``."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + token.decode("ascii", "backslashreplace")

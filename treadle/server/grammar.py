@@ -10,13 +10,17 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, grammar_from
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, grammar_from
 
+from treadle.engine.vocabulary import complaint, matcher
 from treadle.server.body import parse_json
 from treadle.server.errors import ApiError
 from treadle.server.schema import Sampling
+from treadle.server.service import Served
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -26,10 +30,14 @@ _BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
 # What a backslash may precede in a pattern besides letters and digits (ECMA-262, 22.2.1, unicode mode).
 _ESCAPABLE = frozenset("^$\\.*+?()[]{}|/-")
 _ESCAPES = re.compile(r"\\(.)", re.DOTALL)
+_UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")  # the compiler's message about keywords of a schema
+MAX_GRAMMAR = 2**17  # bytes; working out the first token takes about a second for eight times as many
+# Beginnings of answers on which a grammar is tried out, and their tokens.
+_WAYS, _STEPS = 4, 8
 _VALUES = frozenset(("enum", "const", "default", "examples"))  # keywords whose contents are no schemas
 
 
-async def answer_grammar(body: Sampling) -> str | None:
+async def answer_grammar(body: Sampling, served: Served) -> str | None:
     """The grammar that the answer must follow, None if it is free. Raises ApiError 400 naming the field that
     is wrong, with the compiler's message."""
     wishes = _wishes(body)
@@ -43,29 +51,56 @@ async def answer_grammar(body: Sampling) -> str | None:
         if getattr(body, other):
             message = f"{other} cannot be combined with {name}, which decides where the answer ends"
             raise _wrong(other, message)
-    return await asyncio.to_thread(_compiled, name, make)
+    return await asyncio.to_thread(_compiled, name, make, served)
 
 
 def schema_grammar(schema: dict[str, Any]) -> str:
     """The grammar of JSON values of a schema. Raises ValueError for one that is wrong or not supported."""
     _check_patterns(schema)
     options: JsonCompileOptions = {"whitespace_pattern": _BLANKS, "lenient": False}
-    return checked(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
-def checked(grammar: str) -> str:
-    """``grammar`` itself. Raises ValueError with the compiler's message if it does not compile."""
+def choice_grammar(choices: list[str]) -> str:
+    """The grammar of one of ``choices``: as one terminal, which takes any number of them."""
+    return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
+
+
+def checked(grammar: str, tokens: LLTokenizer) -> str:
+    """``grammar`` itself. Raises ValueError, with the compiler's message where it has one, if answers of
+    ``tokens`` cannot follow it."""
+    if (size := len(grammar.encode())) > MAX_GRAMMAR:
+        raise ValueError(
+            f"makes a grammar of {size} bytes; at most {MAX_GRAMMAR} can be followed; shorten it"
+        )
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    if failed and (keywords := _UNKNOWN.fullmatch(messages[0].strip())):
+        raise ValueError("not supported: " + keywords[1].replace('"', ""))
     if failed:
         raise ValueError(messages[0])
     if any("no tokenizer" in message for message in messages):
         raise ValueError("special tokens cannot be used; write what the text shall be")
+    start = matcher(tokens, grammar)
+    for way in range(_WAYS):
+        _try_out(start.deep_copy(), Random(way))
     return grammar
 
 
-def _compiled(name: str, make: Callable[[], str]) -> str:
+def _try_out(trial: LLMatcher, random: Random) -> None:
+    """Write the beginning of some answer. Raises ValueError if the grammar turns out too large for that."""
+    for _ in range(_STEPS):
+        mask = np.frombuffer(trial.compute_bitmask(), np.uint8)
+        if trial.is_error():
+            raise ValueError(f"is too large to be followed: {complaint(trial)}")
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        if trial.is_stopped() or not len(allowed):
+            return
+        trial.consume_token(int(allowed[random.randrange(len(allowed))]))
+
+
+def _compiled(name: str, make: Callable[[], str], served: Served) -> str:
     try:
-        return make()
+        return checked(make(), served.text.grammar_tokens)
     except ValueError as error:
         raise _wrong(name, f"{name}: {' '.join(str(error).split())}") from None
 
@@ -104,11 +139,11 @@ def _make(kind: str, value: Any) -> str:
             schema = _parsed(value) if isinstance(value, str) else value
             return schema_grammar(schema)
         case "choice":
-            return checked(grammar_from("choice", json.dumps(value)))
+            return choice_grammar(value)
         case "regex":
-            return checked(grammar_from("regex", value))
+            return grammar_from("regex", value)
         case _:
-            return checked(grammar_from("grammar", value))
+            return grammar_from("grammar", value)
 
 
 def _parsed(schema: str) -> dict[str, Any]:

@@ -6,8 +6,11 @@ socket.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
+import time
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -51,6 +54,8 @@ class RequestIds:
 
         try:
             await self.app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # by uvicorn, which closes the connection, too
+            log.warning("request %s: cut off because the server stops", request_id)
         except Exception:
             log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
             if started:
@@ -101,7 +106,8 @@ class Cors:
 
 
 class RouteMetrics:
-    """Counts finished requests by route and status. Unknown paths share one label."""
+    """Counts finished requests by route and status, and logs each on the level debug. Unknown paths share one
+    label."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -111,7 +117,7 @@ class RouteMetrics:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status = 500
+        status, began = 500, time.perf_counter()
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
@@ -124,3 +130,19 @@ class RouteMetrics:
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(route, str(status)).inc()
+            _log(scope, status, time.perf_counter() - began)
+
+
+def _log(scope: Scope, status: int, seconds: float) -> None:
+    state = scope["state"]
+    usage = state["usage"]() if "usage" in state else {"prompt_tokens": 0, "completion_tokens": 0}
+    log.debug(
+        "%s %s %d: %d prompt and %d completion tokens in %.3f s, request %s",
+        scope["method"],
+        quote(scope["path"]),  # it may hold line breaks
+        status,
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+        seconds,
+        state["request_id"],
+    )
