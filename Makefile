@@ -14,6 +14,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 CPP = $(shell find csrc -name '*.cpp' -o -name '*.h')
 JOBS ?= $(shell nproc)
+CALLERS_PATH := $(PATH)
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -21,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DELETE_ON_ERROR:
 
 run: build
-	treadle serve --first-answer
+	@PATH="$(CALLERS_PATH)" $(VENV)/bin/treadle serve --first-answer  # the hints are for the caller's shell
 
 test: build $(VENV)/installed-dev
 	pytest

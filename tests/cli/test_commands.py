@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
+from tests.hub.server import serving
 from treadle.cli.main import COMMANDS
-from treadle.cli.serve import FIRST_QUESTION
+from treadle.cli.serve import FIRST_QUESTION, first_steps
 from treadle.config import Config
 
 
@@ -36,6 +40,13 @@ def test_help_lists_every_command_and_how_settings_combine() -> None:
     for name in COMMANDS:
         assert f"\n  {name} " in result.stdout
     assert "TREADLE_KV_MEMORY" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_no_command_shows_the_help(arguments: list[str]) -> None:
+    result = treadle(*arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == treadle(*arguments, "--help").stdout
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -70,9 +81,11 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["serve", "--port", "http"], 1, "--port"),
     (["serve", "--host", "0.0.0.0"], 1, "--api-key"),
     (["serve", "--config", "/nonexistent.toml"], 1, "/nonexistent.toml"),
-    (["chat", "/nonexistent.gguf"], 1, "/nonexistent.gguf"),
+    (["chat", "/nonexistent.gguf"], 1, "treadle: the file '/nonexistent.gguf' does not exist\n"),
+    (["serve", "/nonexistent.gguf"], 1, "treadle: the file '/nonexistent.gguf' does not exist\n"),
+    (["serve", "--kv-memory", "1M", "--port", "0"], 1, "1.0 MiB of KV cache hold 32 tokens"),
     (["generate", "--prompt", ""], 1, "--prompt"),
-    (["generate"], 2, "--prompt"),
+    (["generate"], 1, "--prompt"),
     (["pull", "no-such-model"], 1, "no-such-model"),
     (["serve", "--colour"], 2, "--colour"),
     (["dance"], 2, "dance"),
@@ -96,7 +109,9 @@ def test_taken_port_is_an_error() -> None:
     assert port in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["generate", "--prompt", "x"], ["bench", "machine"]])
+@pytest.mark.parametrize(
+    "arguments", [["generate", "--prompt", "x"], ["bench", "machine"], ["serve", "--port", "0"]]
+)
 def test_unknown_isa_is_explained(arguments: list[str]) -> None:
     result = treadle(*arguments, TREADLE_ISA="foo")
     assert result.returncode == 1
@@ -139,6 +154,54 @@ def test_generate() -> None:
     assert "Paris" in records[0]["text"]
     assert "four" in records[1]["text"]
     assert [record["usage"]["completion_tokens"] for record in records] == [8, 8]
+
+
+def test_generate_continues_what_comes_through_a_pipe() -> None:
+    arguments = ("generate", "--max-tokens", "8")
+    piped = treadle(*arguments, stdin="The capital of France is\n").stdout
+    assert "Paris" in piped
+    assert piped == treadle(*arguments, "--prompt", "The capital of France is").stdout
+
+
+def test_generate_in_a_terminal_wants_a_prompt() -> None:
+    terminal, user = os.openpty()
+    command = [sys.executable, "-m", "treadle.cli", "generate"]
+    result = subprocess.run(command, stdin=user, capture_output=True, text=True, timeout=60, check=False)
+    os.close(terminal)
+    os.close(user)
+    assert result.returncode == 2
+    assert "--prompt" in result.stderr
+
+
+def test_pull_says_that_the_model_is_here() -> None:
+    treadle("pull", "smollm2:135m")
+    result = treadle("pull", "smollm2:135m")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.fullmatch(r"smollm2:135m was on this machine already: .*\.gguf\n", result.stdout)
+
+
+def test_pull_of_what_is_not_here(tmp_path: Path) -> None:
+    with serving() as server:
+        server.files["/model.gguf"] = b"GGUF1234"
+        result = treadle("pull", f"{server.url}/model.gguf", TREADLE_HOME=str(tmp_path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.fullmatch(r"http://\S+ is ready: .*\.gguf\n", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("argv", "found", "shown"),
+    [
+        (".venv/bin/treadle", None, ".venv/bin/treadle chat 'my model.gguf'  (loads its own copy"),
+        ("/x/treadle/cli/__main__.py", None, f"{sys.executable} -m treadle.cli chat 'my model.gguf'"),
+        (".venv/bin/treadle", "/usr/bin/treadle", " treadle chat 'my model.gguf'"),
+    ],
+)
+def test_next_step_works_in_the_callers_shell(
+    argv: str, found: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [argv])
+    monkeypatch.setattr(shutil, "which", lambda _name: found)
+    assert shown in first_steps("http://127.0.0.1:8000", "my-model", False, "my model.gguf")
 
 
 def test_list_names_the_default() -> None:

@@ -44,13 +44,17 @@ def command(
 
     \b
     treadle generate --prompt "Once upon a time" --max-tokens 64
-    treadle generate model.gguf --prompt - --json < prompt.txt
+    treadle generate model.gguf --json < prompt.txt
+
+    Without --prompt the text comes from stdin, whose last line break is no part of it.
     """
-    if not prompts:
-        raise click.UsageError("give a text with --prompt")
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    if not prompts and sys.stdin.isatty():
+        raise click.UsageError("give a text with --prompt, or through a pipe")
+    texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts or ("-",)]
     if not all(texts):
-        raise TreadleError("--prompt is empty; give at least one character to continue")
+        raise TreadleError(
+            "the prompt is empty; give at least one character, with --prompt or through a pipe"
+        )
     config = Config.load({"model": model, "threads": threads, "context": context}, file=config_file)
     import msgspec
 

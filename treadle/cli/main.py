@@ -112,6 +112,9 @@ def main() -> None:
         code = treadle.main(standalone_mode=False)
     except TreadleError as error:
         code = _fail(str(error), 1)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help())
+        code = 0
     except click.UsageError as error:
         hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
         code = _fail(error.format_message().rstrip(".") + hint, 2)

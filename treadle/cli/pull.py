@@ -16,6 +16,7 @@ def command(name: str) -> None:
     \b
     treadle pull smollm2:135m
     """
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -27,12 +28,17 @@ def command(name: str) -> None:
 
     from treadle import hub
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console = Console(stderr=True)
+    rate = (TransferSpeedColumn(), TimeRemainingColumn())
+    fetched = False
+    with Progress(*columns, *rate, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(name, total=None)
 
         def progress(done: int, total: int) -> None:
+            nonlocal fetched
+            fetched = True
             bar.update(task, completed=done, total=total)
 
         path = hub.pull(name, progress=progress)
-    click.echo(f"{name} is ready: {path}")
+    click.echo(f"{name} is ready: {path}" if fetched else f"{name} was on this machine already: {path}")

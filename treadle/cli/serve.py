@@ -6,8 +6,12 @@ import asyncio
 import importlib.metadata
 import json
 import logging
+import shlex
+import shutil
+import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,6 +67,7 @@ def command(model: str | None, first_answer: bool, config_file: str | None, **fl
     logging.getLogger("uvicorn").setLevel(
         "WARNING" if config.log_level == "info" else config.log_level.upper()
     )
+    from treadle import hub
     from treadle.server.run import run
 
     async def load() -> Served:
@@ -70,15 +75,16 @@ def command(model: str | None, first_answer: bool, config_file: str | None, **fl
 
         return await load_served(config)
 
-    async def on_loaded(service: Service, url: str) -> None:
+    async def on_loaded(service: Service, local: str, url: str) -> None:
         served = service.served()
         name = served.name
         click.echo(f"Ready: {name} on {url}  ({served.summary})")
         if first_answer:
             click.echo(f"\nYou:     {FIRST_QUESTION}\nTreadle: ", nl=False)
-            await asyncio.to_thread(ask, url, name, next(iter(config.api_key), None))
-        click.echo(first_steps(url, name, bool(config.api_key)))
+            await asyncio.to_thread(ask, local, name, next(iter(config.api_key), None))
+        click.echo(first_steps(url, name, bool(config.api_key), config.model))
 
+    hub.check(config.model)
     click.echo(f"Loading {config.model or 'the built-in model'} ...")
     run(config, load, installed_version(), on_loaded)
 
@@ -91,16 +97,27 @@ def installed_version() -> str:
         return "unknown"
 
 
-def first_steps(url: str, model: str, needs_key: bool) -> str:
-    """What to do once the server is ready."""
-    key = ' -H "Authorization: Bearer $TREADLE_API_KEY"' if needs_key else ""
+def first_steps(url: str, model: str, needs_key: bool, source: str | None = None) -> str:
+    """What to do once the server is ready. ``source``: what the model was called on the command line."""
+    key = ' -H "Authorization: Bearer YOUR_KEY"' if needs_key else ""
+    keyed = ", API key YOUR_KEY" if needs_key else ""
+    chat = " ".join([program(), "chat", *([shlex.quote(source)] if source else [])])
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
     return f"""
 Ask from a shell:
   curl {url}/v1/chat/completions{key} -H "Content-Type: application/json" -d '{body}'
-Use it from any OpenAI client: base URL {url}/v1, model {model}
-Talk in the terminal:  treadle chat
+Use it from any OpenAI client: base URL {url}/v1, model {model}{keyed}
+Talk in the terminal:  {chat}  (loads its own copy of the model)
 Stop with Ctrl-C."""
+
+
+def program() -> str:
+    """What to write in a shell to call the program that is running."""
+    if shutil.which("treadle"):
+        return "treadle"
+    if Path(sys.argv[0]).name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m treadle.cli"
+    return shlex.quote(sys.argv[0])
 
 
 def ask(url: str, model: str, key: str | None) -> None:

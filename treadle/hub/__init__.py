@@ -3,7 +3,7 @@
 Nothing here opens a connection for a model that is on this machine.
 """
 
-from treadle.hub.hub import list_models, pull, resolve
+from treadle.hub.hub import check, list_models, pull, resolve
 from treadle.hub.store import Model
 
-__all__ = ["Model", "list_models", "pull", "resolve"]
+__all__ = ["Model", "check", "list_models", "pull", "resolve"]

@@ -1,4 +1,4 @@
-"""``resolve``, ``pull`` and ``list_models``."""
+"""``check``, ``resolve``, ``pull`` and ``list_models``."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Model:
             raise TreadleError(f"model {name!r} is not on this machine; fetch it: treadle pull {name}")
         return model
     return _local(Path(name))
+
+
+def check(name: str | None) -> None:
+    """Raises at once, before anything is fetched, the TreadleError of ``resolve`` for what is not there."""
+    if name not in (None, *catalogue()):
+        resolve(name)
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
@@ -117,6 +123,8 @@ def _pull_remote(file: Remote, count: int, progress: Progress) -> Path:
 def _local(path: Path) -> Model:
     if path.is_dir():
         path = _only_model(path)
+    elif not path.exists() and path.suffix == ".gguf":
+        raise TreadleError(f"the file {os.fspath(path)!r} does not exist")
     elif not path.exists():
         raise TreadleError(
             f"there is no model or file {os.fspath(path)!r}; known are {_known()}, and paths of .gguf files"

@@ -4,8 +4,10 @@ on."""
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable
+from types import FrameType
 
 import uvicorn
 import uvloop
@@ -17,7 +19,34 @@ from treadle.server.app import create_app
 from treadle.server.auth import check_exposure
 from treadle.server.service import Load, Service
 
-OnLoaded = Callable[[Service, str], Awaitable[None]]
+_FAREWELL = 2  # seconds for the last events of answers that were ended
+OnLoaded = Callable[[Service, str, str], Awaitable[None]]
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (all addresses, and one of them on this machine)
+
+
+class Server(uvicorn.Server):
+    """Ends as asked by SIGINT or SIGTERM and returns, where uvicorn would raise the signal once more; a
+    second signal is left to uvicorn. Answers that are not complete within ``patience`` seconds are ended with
+    an error, where uvicorn would cut their connections."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, patience: float) -> None:
+        config.timeout_graceful_shutdown = math.ceil(patience) + _FAREWELL
+        super().__init__(config)
+        self._service = service
+        self._patience = patience
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for running answers, see above."""
+        ending = asyncio.get_running_loop().call_later(self._patience, self._service.end_answers)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            super().handle_exit(sig, frame)
+        self.should_exit = True
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -37,26 +66,35 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def urls(listener: socket.socket) -> tuple[str, str]:
+    """Where a listening socket is reached from this machine, and from where it listens: with the host's name
+    if that is everywhere."""
+    name, port = listener.getsockname()[:2]
+    local = _ANY.get(name, name)
+    public = socket.gethostname() if name in _ANY else name
+    return _url(local, port), _url(public, port)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def run(config: Config, load: Load, version: str, on_loaded: OnLoaded) -> None:
     """Serve until SIGINT or SIGTERM; running answers may finish within ``shutdown_timeout``.
 
-    ``on_loaded(service, url)`` is called once the model is ready. Raises TreadleError if it could not be
-    loaded.
+    ``on_loaded(service, *urls)`` is called once the model is ready, see ``urls``. Raises TreadleError if it
+    could not be loaded.
     """
     check_exposure(config.host, config.api_key)
     listener = bind(config.host, config.port)
-    name, port = listener.getsockname()[:2]
-    shown = f"[{name}]" if ":" in name else name
     app = create_app(config, load, version)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, app, listener, f"http://{shown}:{port}", on_loaded))
+        runner.run(_serve(config, app, listener, on_loaded))
 
 
-async def _serve(
-    config: Config, app: Starlette, listener: socket.socket, url: str, on_loaded: OnLoaded
-) -> None:
+async def _serve(config: Config, app: Starlette, listener: socket.socket, on_loaded: OnLoaded) -> None:
     service: Service = app.state.service
-    server = uvicorn.Server(
+    server = Server(
         uvicorn.Config(
             app,
             http="httptools",
@@ -65,8 +103,9 @@ async def _serve(
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=round(config.shutdown_timeout),
-        )
+        ),
+        service,
+        config.shutdown_timeout,
     )
 
     async def announce() -> None:
@@ -74,7 +113,7 @@ async def _serve(
         if service.failure is not None:
             server.should_exit = True
         else:
-            await on_loaded(service, url)
+            await on_loaded(service, *urls(listener))
 
     announcing = asyncio.create_task(announce())
     try:
