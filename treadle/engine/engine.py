@@ -159,7 +159,8 @@ class Engine:
             picks = set(getattr(error, "picks", ()))
             if not picks:
                 raise
-            failed = [(turns[i], str(error)) for i in sorted(picks)]
+            states = {i: turns[i].sequence.state for i in sorted(picks)}
+            failed = [(turns[i], getattr(s, "failure", None) or str(error)) for i, s in states.items()]
         kept = [turn for i, turn in enumerate(turns) if i not in picks]
         return kept, self._sample_rows(kept, ahead), failed
 

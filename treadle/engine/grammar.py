@@ -11,11 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 from treadle import _native
 from treadle.core import SamplingParams
+from treadle.engine.vocabulary import complaint, index, matcher
 from treadle.text.reasoning import CLOSE, OPEN
 from treadle.text.tokenizer import Tokenizer
 
@@ -47,7 +48,7 @@ class Grammars:
         self.not_end = self.words(set(range(self.vocab_size)) - self.text.eos_ids)
         newlines = [id for id in range(self.text.vocab_size) if not self.token_bytes(id).strip(b"\n")]
         self.newlines = self.words({id for id in newlines if self.token_bytes(id)})
-        return LLTokenizer(TokenizerWrapper(_Vocabulary(self)), eos_token=sorted(self.text.eos_ids))
+        return index(self.text, self.vocab_size)
 
     def words(self, ids: set[int]) -> Words:
         """A mask that allows ``ids``."""
@@ -58,23 +59,6 @@ class Grammars:
     def token_bytes(self, id: int) -> bytes:
         """The bytes of a token; none for ids that only pad the vocabulary."""
         return self.text.token_bytes(id) if id < self.text.vocab_size else b""
-
-
-class _Vocabulary:
-    """What llguidance wants to know of a tokenizer."""
-
-    bos_token_id = None
-
-    def __init__(self, grammars: Grammars) -> None:
-        text = grammars.text
-        self._text = text
-        self.eos_token_id = min(text.eos_ids)
-        self.tokens = [grammars.token_bytes(id) for id in range(grammars.vocab_size)]
-        controls = {text.token_id(spelling) for spelling in text.control_texts}
-        self.special_token_ids = sorted(id for id in controls if id is not None)
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._text.encode(text.decode("utf-8", "replace"))
 
 
 class Guide:
@@ -88,7 +72,8 @@ class Guide:
     def __init__(self, grammars: Grammars, tokenizer: LLTokenizer, params: SamplingParams) -> None:
         assert params.grammar is not None
         self._grammars = grammars
-        self._matcher = LLMatcher(tokenizer, params.grammar, log_level=0)
+        self._matcher = matcher(tokenizer, params.grammar)
+        self.failure: str | None = None  # why nothing is allowed any more
         self._phase = {"none": "answer", "open": "reasoning", "may_open": "start"}[params.reasoning]
         self._tail = b""  # end of the reasoning, which may hold the beginning of its closing tag
         self.words = self._words()
@@ -123,7 +108,8 @@ class Guide:
         words: Words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         words = words[: (self._grammars.vocab_size + 31) // 32]
         if self._matcher.is_error():
-            log.warning("an answer fails on its grammar: %s", self._matcher.get_error())
+            self.failure = f"the answer cannot follow its grammar any further: {complaint(self._matcher)}"
+            log.warning("%s", self.failure)
             return np.zeros_like(words)
         if self._phase == "between":
             return words | self._grammars.newlines
@@ -159,6 +145,11 @@ class GuidedState(_native.SamplerState):
         super().accept(token)
         assert self._guide is not None
         self._pending = self._grammars.pool.submit(self._guide.accept, token)
+
+    @property
+    def failure(self) -> str | None:
+        """Why its mask allows nothing any more."""
+        return self._guide.failure if self._guide is not None else None
 
     def settle(self) -> None:
         """Wait until the mask fits the last token."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
+from llguidance import LLTokenizer
+
 from treadle.core import TreadleError
+from treadle.engine.vocabulary import index
 from treadle.server.textside import ChatOptions, ChatPrompt
 from treadle.text.chat import ChatTemplate
 from treadle.text.detokenizer import Detokenizer
@@ -31,6 +35,7 @@ class ModelText:
         self._reasons = CLOSE in source or None not in think_ids(tokenizer)
         self._tools = tool_format(source) if self._chat and _shows_tools(self._chat) else None
         self._marks = mark_ids(tokenizer, self._tools)
+        self.longest_token = max(len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size))
 
     @property
     def vocab_size(self) -> int:
@@ -46,6 +51,11 @@ class ModelText:
     def tools(self) -> ToolFormat | None:
         """See TextSide."""
         return self._tools
+
+    @cached_property
+    def grammar_tokens(self) -> LLTokenizer:
+        """See TextSide."""
+        return index(self._tokenizer, self.vocab_size)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """See TextSide."""

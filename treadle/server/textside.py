@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from llguidance import LLTokenizer
+
 from treadle.text.tools import ToolFormat
 
 
@@ -38,6 +40,11 @@ class AnswerText(Protocol):
         """The stop string that was found."""
         ...
 
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Per token: characters of text before it."""
+        ...
+
     def push(self, ids: Sequence[int], /) -> str:
         """Text that is certain after these tokens."""
         ...
@@ -68,8 +75,19 @@ class TextSide(Protocol):
         ...
 
     @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token."""
+        ...
+
+    @property
     def tools(self) -> ToolFormat | None:
         """How the model writes tool calls; None if its chat template does not show it any tools."""
+        ...
+
+    @property
+    def grammar_tokens(self) -> LLTokenizer:
+        """The vocabulary for grammars; made at the first use, which takes up to a second. Raises ValueError
+        if the model cannot follow grammars."""
         ...
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
