@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -11,14 +13,17 @@ from starlette.requests import ClientDisconnect, Request
 from treadle.server.errors import ApiError
 
 MAX_DEPTH = 32
+LARGE = 8192  # bytes; what a larger body needs is done on a thread, so that running streams do not wait
+
+T = TypeVar("T")
 
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
-async def read_json(request: Request, limit: int) -> Any:
-    """The decoded body. Raises ApiError 413 beyond ``limit`` bytes and 400 for what is not JSON text."""
-    return parse_json(await _read(request, limit))
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """The result of ``work`` on a body of ``size`` bytes, from a thread if that is large."""
+    return work() if size < LARGE else await asyncio.to_thread(work)
 
 
 def parse_json(raw: bytes) -> Any:
@@ -49,7 +54,8 @@ def _depth(raw: bytes) -> int:
     return deepest
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def read(request: Request, limit: int) -> bytes:
+    """The raw body. Raises ApiError 413 beyond ``limit`` bytes."""
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from treadle.core import TreadleError
 from treadle.server.errors import ApiError
-from treadle.server.schema import ChatBody, Message, TokenizeBody, Tool
+from treadle.server.schema import ChatBody, Message, TextPart, TokenizeBody, Tool
 from treadle.server.service import Served
 from treadle.server.textside import ChatOptions, ChatPrompt
 
 _RESERVED = frozenset(
     ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 )
-LARGE_TEXT = 8192  # characters; longer ones are tokenised on a thread, so that running streams do not wait
+_SHRINK = 4  # bytes of text that may become one when characters are composed (Unicode NFC)
 
 
-async def encode_chat(
+def check_size(served: Served, size: int, param: str) -> None:
+    """Refuse ``size`` bytes of text that cannot fit into the context, before they are tokenised."""
+    least = size // (_SHRINK * served.text.longest_token)
+    if least >= served.context:
+        raise ApiError(
+            400,
+            f"{param}: {size} bytes of text are at least {least} tokens, but the context is {served.context} "
+            "tokens; shorten the prompt",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def size_of_questions(body: ChatBody) -> int:
+    """Bytes of what users and tools say, which every template shows, if not always the blanks around it."""
+    told = (message for message in body.messages if message.role in ("user", "tool"))
+    return sum(len(_text(message.content).strip().encode()) for message in told)
+
+
+def _text(content: str | list[TextPart] | None) -> str:
+    return "".join(part.text for part in content) if isinstance(content, list) else content or ""
+
+
+def encode_chat(
     served: Served, body: ChatBody | TokenizeBody, continue_final: bool, tools: list[Tool] | None
 ) -> ChatPrompt:
     """The prompt of ``body.messages`` with ``tools``. Raises ApiError 400 if they make no sense or the
@@ -35,11 +57,8 @@ async def encode_chat(
         tools=[tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools or ()],
         template_kwargs=body.chat_template_kwargs or {},
     )
-    size = sum(len(message["content"] or "") for message in messages)
     try:
-        if size < LARGE_TEXT:
-            return served.text.encode_chat(messages, options)
-        return await asyncio.to_thread(served.text.encode_chat, messages, options)
+        return served.text.encode_chat(messages, options)
     except TreadleError as error:
         raise ApiError(400, f"messages: {error}", param="messages", code="template_error") from None
 
@@ -57,7 +76,7 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
     path = f"messages[{index}]"
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     content = message.content
-    plain["content"] = "".join(part.text for part in content) if isinstance(content, list) else content
+    plain["content"] = content if content is None else _text(content)
     if content is None and not (message.role == "assistant" and message.tool_calls):
         raise ApiError(400, f"{path}.content is required", param="messages", code="invalid_value")
     if message.tool_calls and message.role != "assistant":

@@ -6,6 +6,7 @@ OpenAI API for the standard fields, vLLM's OpenAI-compatible server for the extr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -279,6 +280,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 Body = TypeVar("Body", bound=Strict)
 
 
+_LISTS = ("messages", "prompt", "tokens")  # may be long; each body has at most one that matters
+_SLICE = 1024
+
+
 def validate(kind: type[Body], raw: Any) -> Body:
     """``raw`` (decoded JSON) as a ``kind``. Raises ApiError 400 for the first field that is wrong."""
     if not isinstance(raw, dict):
@@ -290,15 +295,46 @@ def validate(kind: type[Body], raw: Any) -> Body:
         elif value is not None and value not in UNSUPPORTED[name]:
             message = f"{name} is not supported by this server; remove it"
             raise ApiError(400, message, param=name, code="unsupported_parameter")
+    name = next((name for name in _LISTS if name in kind.model_fields), "")
+    items = fields.get(name)
+    if not isinstance(items, list):
+        return _validated(kind, fields, name, 0)
+    slices = list(_slices(items)) or [items]
+    body = _validated(kind, {**fields, name: slices[0]}, name, 0)
+    checked = getattr(body, name)
+    for part in slices[1:]:
+        least = {"model": fields["model"], name: part} if "model" in fields else {name: part}
+        checked += getattr(_validated(kind, least, name, len(checked)), name)
+    return body
+
+
+def _slices(items: list[Any]) -> Iterator[list[Any]]:
+    """Parts of a list that are checked one at a time: while pydantic checks one, no other thread runs."""
+    part: list[Any] = []
+    weight = 0
+    for item in items:
+        part.append(item)
+        weight += 1 + (len(item) if isinstance(item, list) else 0)
+        if weight >= _SLICE:
+            yield part
+            part, weight = [], 0
+    if part:
+        yield part
+
+
+def _validated(kind: type[Body], fields: dict[str, Any], name: str, offset: int) -> Body:
+    """``offset``: items of the list ``name`` that were checked before."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _explain(kind, error) from None
+        raise _explain(kind, error, name, offset) from None
 
 
-def _explain(kind: type[Strict], error: ValidationError) -> ApiError:
+def _explain(kind: type[Strict], error: ValidationError, name: str, offset: int) -> ApiError:
     first = error.errors(include_url=False)[0]
     loc = [part for part in first["loc"] if isinstance(part, int) or not part.startswith("<")]
+    if len(loc) > 1 and loc[0] == name and isinstance(loc[1], int):
+        loc[1] += offset
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     param = str(loc[0]) if loc else None
     match first["type"]:

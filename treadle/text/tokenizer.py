@@ -13,6 +13,7 @@ from treadle.text.from_directory import vocabulary_from_directory
 from treadle.text.from_gguf import vocabulary_from_gguf
 from treadle.text.vocabulary import THINK_TAGS, Kind, Vocabulary
 
+_LONG = 4096  # characters
 _HIDDEN = (Kind.CONTROL, Kind.UNKNOWN)  # left out of shown text
 
 
@@ -98,7 +99,11 @@ class Tokenizer:
                 ids.append(piece)
             elif piece:
                 try:
-                    ids.extend(backend.encode(piece, add_special_tokens=False).ids)
+                    if len(piece) < _LONG:
+                        encoding = backend.encode(piece, add_special_tokens=False)
+                    else:  # only this call lets other threads run meanwhile
+                        encoding = backend.encode_batch_fast([piece], add_special_tokens=False)[0]
+                    ids.extend(encoding.ids)
                 except (TypeError, UnicodeEncodeError):  # what the library says of a lone surrogate
                     raise TreadleError(
                         "the text holds half of a surrogate pair, which is not a character"
