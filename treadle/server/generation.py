@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,24 +14,14 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from treadle.core import Output, Request, SamplingParams, TokenLogprobs, TreadleError
-from treadle.engine.interfaces import BadRequest, QueueFull
+from treadle.engine.interfaces import BadRequest, QueueFull, TooMany
 from treadle.server.errors import ApiError
-from treadle.server.metrics import Metrics
 from treadle.server.schema import Sampling
-from treadle.server.service import Served
+from treadle.server.service import Served, Service
 from treadle.server.textside import AnswerText, Reasoning, TextSide
 from treadle.text.tools import ToolDelta, ToolParser
 
 Number = TypeVar("Number", int, float)
-
-LARGE_TEXT = 8192  # characters; longer ones are tokenised on a thread, so that running streams do not wait
-
-
-async def encode(served: Served, text: str, *, add_special: bool = True) -> list[int]:
-    """Token ids of raw text."""
-    if len(text) < LARGE_TEXT:
-        return served.text.encode(text, add_special=add_special)
-    return await asyncio.to_thread(served.text.encode, text, add_special=add_special)
 
 
 def sampling_params(
@@ -110,10 +100,11 @@ def _token_ids(ids: list[int], vocabulary: int, param: str) -> tuple[int, ...]:
 
 @dataclass
 class TokenText:
-    """One output token with its logprobs, ready for both response shapes. ``data`` is the token's own
-    bytes."""
+    """One output token with its logprobs, ready for both response shapes. ``data`` is the token's own bytes,
+    ``offset`` the number of characters before it."""
 
     data: bytes
+    offset: int
     logprob: float
     top: list[tuple[bytes, float]]
 
@@ -160,6 +151,7 @@ class Choice:
         self.request = request
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.ended = False  # the engine has sent the last output
         self._side = side
         self._text = text
         self._splitter = splitter
@@ -167,11 +159,10 @@ class Choice:
 
     def feed(self, output: Output) -> Piece:
         """Raises ApiError when the engine failed."""
+        before = len(self._text.offsets)
         if output.finish_reason in ("error", "cancelled"):
             raise ApiError(500, output.error or "the engine stopped this request", code="engine_error")
         self.completion_tokens += len(output.token_ids)
-        if output.usage is not None:
-            self.cached_tokens = output.usage.cached_tokens
         text = self._text.push(output.token_ids)
         finish: str | None = "stop" if self._text.stopped is not None else output.finish_reason
         if finish is not None:
@@ -184,7 +175,14 @@ class Choice:
             if self._tools.done or (self._tools.count and finish == "stop"):
                 finish = "tool_calls"
         fields = ((b"reasoning_content", reasoning), (b"content", content))
-        return Piece([(name, value) for name, value in fields if value], calls, self._tokens(output), finish)
+        tokens = self._tokens(output, self._text.offsets[before:])
+        return Piece([(name, value) for name, value in fields if value], calls, tokens, finish)
+
+    def note(self, output: Output) -> None:
+        """Keep what the last output tells, also of a choice that is not read to its end."""
+        self.ended = output.finish_reason is not None
+        if output.usage is not None:
+            self.cached_tokens = output.usage.cached_tokens
 
     def _split(self, text: str, last: bool) -> tuple[str, str]:
         """(reasoning, content)"""
@@ -203,14 +201,16 @@ class Choice:
             parts.append(parser.finish())
         return "".join(part.content for part in parts), [delta for part in parts for delta in part.calls]
 
-    def _tokens(self, output: Output) -> list[TokenText] | None:
+    def _tokens(self, output: Output, offsets: Sequence[int]) -> list[TokenText] | None:
         if self.request.params.logprobs is None:
             return None
         data = self._side.token_bytes
         found: list[TokenLogprobs] = output.logprobs or []
         return [
-            TokenText(data(token), entry.logprob, [(data(other), value) for other, value in entry.top])
-            for token, entry in zip(output.token_ids, found, strict=True)
+            TokenText(
+                data(token), offset, entry.logprob, [(data(other), value) for other, value in entry.top]
+            )
+            for token, offset, entry in zip(output.token_ids, offsets, found, strict=True)
         ]
 
 
@@ -261,32 +261,34 @@ def _wrapped(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
-    """All choices of one HTTP request, running on the engine."""
+    """All choices of one HTTP request, running on the engine: ``n`` for each prompt, prompt by prompt."""
 
+    service: Service
     served: Served
-    metrics: Metrics
     choices: list[Choice]
     prompt_tokens: int  # counted once, however many choices
+    n: int
     _running: set[str] = field(default_factory=set)
-    _streams: list[AsyncIterator[Output]] = field(default_factory=list)
+    _streams: Sequence[AsyncIterator[Output]] = ()
+    _ending: ApiError | None = None
 
     async def start(self) -> None:
         """Hand all choices to the engine. Raises ApiError, with nothing running, if it does not take them."""
+        requests = [choice.request for choice in self.choices]
         try:
-            for choice in self.choices:
-                self._streams.append(self.served.engine.submit(choice.request))
-                self._running.add(choice.request.id)
+            self._streams = self.served.engine.submit_all(requests)
         except QueueFull as error:
-            await self.stop()
             raise ApiError(429, str(error), code="queue_full", headers={"Retry-After": "5"}) from None
+        except TooMany as error:
+            name = "n" if self.n > 1 else "prompt"
+            raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
         except BadRequest as error:
-            await self.stop()
             raise ApiError(400, str(error)) from None
         except TreadleError as error:
-            await self.stop()
             raise ApiError(503, str(error), code="engine_error", headers={"Retry-After": "2"}) from None
+        self._running = {request.id for request in requests}
 
     async def stop(self) -> None:
         """Cancel what still runs."""
@@ -294,29 +296,43 @@ class Job:
         for id in running:
             await self.served.engine.cancel(id)
 
+    def end(self, error: ApiError) -> None:
+        """Cancel what still runs; ``pieces`` then raises ``error``."""
+        if self._running:
+            self._ending = error
+            self.service.background(self.stop())
+
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(index of the choice, what it gained), until every choice has finished. Closing it cancels the
         rest."""
-        self.metrics.prompt_tokens.inc(self.prompt_tokens)
+        metrics = self.service.metrics
+        metrics.prompt_tokens.inc(self.prompt_tokens)
+        self.service.answers.add(self)
         try:
-            with self.metrics.clock() as clock:
-                async with contextlib.aclosing(_merge(self._streams)) as outputs:
+            with metrics.clock() as clock:
+                async with contextlib.aclosing(self._outputs()) as outputs:
                     async for index, output in outputs:
+                        if self._ending is not None:
+                            raise self._ending
                         choice = self.choices[index]
                         if choice.request.id not in self._running:
-                            continue  # outputs that were on their way when the stop string was found
+                            continue  # came after the stop string was found; the last one has the counts
                         piece = choice.feed(output)
                         clock.tokens()
                         if piece.finish is not None:
                             await self._finish(choice, output)
                         yield index, piece
-                        if not self._running:
-                            return
-            raise ApiError(500, "the engine stopped before the answer was finished", code="engine_error")
+            if self._running:
+                message = "the engine stopped before the answer was finished"
+                raise ApiError(500, message, code="engine_error")
         finally:
-            self.metrics.completion_tokens.inc(sum(choice.completion_tokens for choice in self.choices))
-            self.metrics.cached_tokens.inc(self._cached())
+            self.service.answers.discard(self)
+            metrics.completion_tokens.inc(sum(choice.completion_tokens for choice in self.choices))
             await self.stop()
+            if all(choice.ended for choice in self.choices):
+                metrics.cached_tokens.inc(self._cached())
+            else:
+                self.service.background(self._count_later())
 
     def usage(self) -> dict[str, Any]:
         """The ``usage`` object."""
@@ -329,43 +345,54 @@ class Job:
         }
 
     def _cached(self) -> int:
-        return min(choice.cached_tokens for choice in self.choices)
+        """Prompt tokens that nobody had to compute. The choices of a prompt find what the first of them has
+        computed; what that one has found itself is the least."""
+        cached = [choice.cached_tokens for choice in self.choices]
+        return sum(min(cached[i : i + self.n]) for i in range(0, len(cached), self.n))
+
+    async def _count_later(self) -> None:
+        """Read the last outputs of cancelled choices, which have the counts."""
+        for choice, stream in zip(self.choices, self._streams, strict=True):
+            async for output in stream:
+                choice.note(output)
+        self.service.metrics.cached_tokens.inc(self._cached())
 
     async def _finish(self, choice: Choice, output: Output) -> None:
         self._running.discard(choice.request.id)
         if output.finish_reason is None:
             await self.served.engine.cancel(choice.request.id)
 
+    async def _outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
+        """(index of the choice, output) of all choices as they come."""
+        if len(self._streams) == 1:
+            async for output in self._streams[0]:
+                self.choices[0].note(output)
+                yield 0, output
+            return
+        queue: asyncio.Queue[tuple[int, Output | BaseException | None]] = asyncio.Queue()
 
-async def _merge(streams: list[AsyncIterator[Output]]) -> AsyncGenerator[tuple[int, Output], None]:
-    """Outputs of several streams as they come."""
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
-    queue: asyncio.Queue[tuple[int, Output | BaseException | None]] = asyncio.Queue()
+        async def pump(index: int, stream: AsyncIterator[Output]) -> None:
+            try:
+                async for output in stream:
+                    self.choices[index].note(output)
+                    queue.put_nowait((index, output))
+                queue.put_nowait((index, None))
+            except Exception as error:
+                queue.put_nowait((index, error))
 
-    async def pump(index: int, stream: AsyncIterator[Output]) -> None:
+        tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(self._streams)]
         try:
-            async for output in stream:
-                queue.put_nowait((index, output))
-            queue.put_nowait((index, None))
-        except Exception as error:
-            queue.put_nowait((index, error))
-
-    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        open_streams = len(streams)
-        while open_streams:
-            index, item = await queue.get()
-            if item is None:
-                open_streams -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield index, item
-    finally:
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+            open_streams = len(tasks)
+            while open_streams:
+                index, item = await queue.get()
+                if item is None:
+                    open_streams -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield index, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks, return_exceptions=True)

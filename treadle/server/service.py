@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ from starlette.requests import Request as HttpRequest
 
 from treadle.config import Config
 from treadle.core import Output, Request, TreadleError
-from treadle.server.body import read_json
+from treadle.server.body import aside, parse_json, read
 from treadle.server.errors import ApiError
 from treadle.server.metrics import Metrics
+from treadle.server.schema import Body, validate
 from treadle.server.textside import TextSide
 from treadle.text.reasoning import Preset
 
@@ -40,8 +41,9 @@ class Engine(Protocol):
         """Gauges for the metrics."""
         ...
 
-    def submit(self, request: Request) -> AsyncIterator[Output]:
-        """Outputs of one request until ``finish_reason``."""
+    def submit_all(self, requests: list[Request], /) -> Sequence[AsyncIterator[Output]]:
+        """Per request its outputs until ``finish_reason``, which also come while nobody reads them. Raises
+        TreadleError if not all are taken, and then takes none."""
         ...
 
     async def cancel(self, request_id: str, /) -> None:
@@ -78,6 +80,14 @@ class Served:
         }
 
 
+class Ending(Protocol):
+    """An answer that can be ended before it is complete."""
+
+    def end(self, error: ApiError, /) -> None:
+        """Stop writing and let the client know."""
+        ...
+
+
 Load = Callable[[], Awaitable[Served]]
 
 
@@ -89,9 +99,11 @@ class Service:
         self.version = version
         self.metrics = Metrics(lambda: self._served.engine.stats if self._served else {})
         self.loaded = asyncio.Event()  # set when loading has ended, well or not
+        self.answers: set[Ending] = set()  # being written
         self._load = load
         self._served: Served | None = None
         self._failure: str | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> str:
@@ -122,11 +134,22 @@ class Service:
         finally:
             self.loaded.set()
 
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what no client waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def end_answers(self) -> None:
+        """End what is still being written, with an error that says why: the server stops."""
+        for answer in self.answers:
+            answer.end(ApiError(503, "the server is stopping; this answer is incomplete", code="stopping"))
+
     async def stop(self) -> None:
         """Release the engine; a second call does nothing."""
         served, self._served = self._served, None
         if served is not None:
-            await served.engine.close()
+            await served.engine.close()  # which ends every request, and so the tasks
 
     def served(self) -> Served:
         """The model, or an ApiError 503 while there is none."""
@@ -156,8 +179,9 @@ def service_of(request: HttpRequest) -> Service:
     return service
 
 
-async def body_of(request: HttpRequest) -> Any:
-    """The decoded JSON body, after making sure that a model is there to use it."""
+async def body_of(request: HttpRequest, kind: type[Body]) -> tuple[Body, int]:
+    """The body, checked, and its size in bytes; after making sure that a model is there to use it."""
     service = service_of(request)
     service.served()
-    return await read_json(request, service.config.max_body)
+    raw = await read(request, service.config.max_body)
+    return await aside(len(raw), lambda: validate(kind, parse_json(raw))), len(raw)
