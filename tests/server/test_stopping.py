@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,9 @@ def test_answers_end_with_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "treadle.cli", "serve", "--port", str(port), "--context", "2048"]
     command += ["--shutdown-timeout", "0.5", "--max-queue", "8", "--served-name", "m"]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=clean_environment())
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=clean_environment(), start_new_session=True
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         wait_ready(url, process, log)
@@ -34,7 +37,7 @@ def test_answers_end_with_an_error(tmp_path: Path) -> None:
                 for line in lines:
                     if '"index":11' in line:
                         break
-                process.send_signal(signal.SIGTERM)
+                os.killpg(process.pid, signal.SIGTERM)  # as service managers do
                 data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
             assert json.loads(data[-1])["error"]["code"] == "stopping"
             answer = whole.result(20)

@@ -47,7 +47,7 @@ State = Literal["stopped", "loading", "ready", "restarting", "failed"]
 _MAX_FAILURES = 5  # deaths in a row, without a token or a quiet minute in between, after which we give up
 _QUIET = 60.0  # seconds that an engine must have been ready for its death not to count with earlier ones
 _MAX_DELAY = 30.0  # seconds between a death and the next start
-_GRACE = 2.0  # seconds an engine has to exit after Shutdown, and again after SIGTERM
+_GRACE = 2.0  # seconds an engine has to exit after Shutdown
 
 
 class EngineUnavailable(TreadleError):
@@ -234,10 +234,7 @@ class EngineClient:
                 self._send(Shutdown())
                 await self._wait_for_exit(process)
             if process.returncode is None:
-                process.terminate()
-                await self._wait_for_exit(process)
-            if process.returncode is None:
-                process.kill()
+                process.kill()  # it is loading, or hangs; it has nothing that must be undone
         if self._supervisor is not None:
             await self._supervisor
         self._state = "stopped"
@@ -296,7 +293,7 @@ class EngineClient:
         )
         self._process, self._socket = process, socket
         if self._closing.is_set():
-            process.terminate()
+            process.kill()
         receiver = asyncio.create_task(self._receive(socket), name="engine receiver")
         try:
             code = await process.wait()

@@ -2,7 +2,8 @@
 
 Connects to the client's socket, loads the engine, then alternates between messages and steps. Without work it
 blocks in poll and uses no CPU. It ends with its parent (standard input is a pipe that the parent holds open
-and that closes when it dies), on Shutdown and, at any moment, on SIGTERM; SIGINT is left to the parent.
+and that closes when it dies) and on Shutdown. SIGINT and SIGTERM are left to the parent: service managers
+send them to every process of a service, and running answers are to be finished first.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _exit_with_parent() -> None:
 def main(address: str, loader: str) -> int:
     """Run until told to exit. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing needs Python to be undone
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, name="parent", daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection = Connection(address)
