@@ -206,3 +206,19 @@ def test_next_step_works_in_the_callers_shell(
 
 def test_list_names_the_default() -> None:
     assert "smollm2:135m" in treadle("list").stdout
+
+
+def test_generate_reads_bytes_that_are_no_text() -> None:
+    command = [sys.executable, "-m", "treadle.cli", "generate", "--max-tokens", "2", "--temperature", "0"]
+    result = subprocess.run(command, input=b"caf\xe9", capture_output=True, check=True, timeout=120)
+    assert result.stdout
+    assert result.stderr == b""
+
+
+def test_generate_without_stdin_says_what_to_give() -> None:
+    result = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -m treadle.cli generate --prompt - <&-"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr == "treadle: stdin is closed; give a text with --prompt\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
@@ -48,8 +49,13 @@ def command(
 
     Without --prompt the text comes from stdin, whose last line break is no part of it.
     """
-    if not prompts and sys.stdin.isatty():
+    if not prompts and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("give a text with --prompt, or through a pipe")
+    if "-" in (prompts or ("-",)):
+        if sys.stdin is None:
+            raise TreadleError("stdin is closed; give a text with --prompt")
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # bytes that are no text, as in `treadle chat`
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts or ("-",)]
     if not all(texts):
         raise TreadleError(
