@@ -56,6 +56,22 @@ def params(schema: Any, **options: Any) -> SamplingParams:
     return SamplingParams(grammar=LLMatcher.grammar_from_json_schema(schema), **options)
 
 
+def test_a_grammar_that_grows_too_large_says_so_without_quoting_it(
+    smol: Grammars, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = guide(
+        smol, {"type": "object", "properties": {f"secret{n}": {"type": "null"} for n in range(5000)}}
+    )
+    assert secret.failure is None
+    for token in smol.text.encode('{"'):
+        secret.accept(token)
+    assert not secret.words.any()
+    assert secret.failure is not None
+    assert "items; max is" in secret.failure
+    assert caplog.messages[0] == secret.failure
+    assert "secret" not in caplog.text
+
+
 def guide(grammars: Grammars, schema: Any, **options: Any) -> Guide:
     return Guide(grammars, grammars.prepare().result(), params(schema, **options))
 

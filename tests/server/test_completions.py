@@ -63,6 +63,32 @@ def test_logprobs_have_the_legacy_shape(client: openai.OpenAI, server: Any) -> N
     assert [offset for part in streamed for offset in part.text_offset] == found.text_offset
 
 
+def test_tokens_that_cut_characters(client: openai.OpenAI, server: Any) -> None:
+    text = "＆＆龘"
+    options: dict[str, Any] = {"logprobs": 5, "max_tokens": 20, "extra_body": {"guided_choice": [text]}}
+    answer = complete(client, server.model, "something", **options).choices[0]
+    assert answer.text == text
+    found = answer.logprobs
+    data = [token_data(token) for token in found.tokens]
+    assert b"".join(data) == text.encode()
+    assert "bytes:\\x" in "".join(found.tokens)
+    before = [b"".join(data[:index]) for index in range(len(data))]
+    assert found.text_offset == [len(part.decode("utf-8", "ignore")) for part in before]
+    for token, top in zip(found.tokens, found.top_logprobs, strict=True):
+        assert token in top
+        assert len(top) >= 5
+    chunks = list(complete(client, server.model, "something", stream=True, **options))
+    streamed = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [offset for part in streamed for offset in part.text_offset] == found.text_offset
+
+
+def token_data(name: str) -> bytes:
+    """The bytes that the OpenAI API writes as ``bytes:\\xef\\xbc``."""
+    if not name.startswith("bytes:"):
+        return name.encode()
+    return name.removeprefix("bytes:").encode().decode("unicode_escape").encode("latin-1")
+
+
 @pytest.mark.parametrize(
     "extra", [{"max_completion_tokens": 5}, {"suffix": "x"}, {"best_of": 2}, {"messages": []}]
 )

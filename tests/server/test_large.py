@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.conftest import Api, Start
 from tests.server.scripted import ByteText, ScriptedEngine
-from treadle.server import service as service_module
+from treadle.server.schema import validate
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -84,7 +84,7 @@ def test_large_bodies_leave_the_server_to_others(
 
     text = ByteText()
     if step == "validate":
-        monkeypatch.setattr(service_module, "validate", held(service_module.validate))
+        monkeypatch.setattr("treadle.server.service.validate", held(validate))
     else:
         for name in ("encode", "encode_chat", "decode"):
             monkeypatch.setattr(text, name, held(getattr(text, name)))

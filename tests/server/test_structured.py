@@ -195,6 +195,55 @@ def test_property_names_and_values_are_no_patterns(scripted: Start) -> None:
     assert engine.requests[0].params.grammar
 
 
+NAMES = [f"property_{number}" for number in range(4000)]
+
+
+def strings(count: int, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "string"} for name in NAMES[:count]}, **more}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"guided_choice": NAMES},
+        {"guided_choice": ["a::=b", "\"'\\\n", "<|im_end|>", "{}"]},
+        {"guided_json": strings(500), "max_tokens": 20},
+        {"guided_json": strings(500, required=NAMES[:500], additionalProperties=False), "max_tokens": 20},
+        {"guided_json": {"enum": NAMES}},
+    ],
+)
+def test_large_grammars_are_followed(server: Any, body: dict[str, Any]) -> None:
+    answer = server.post(
+        "/v1/completions", json={"model": server.model, "prompt": "A:", "max_tokens": 60, **body}
+    )
+    assert answer.is_success, answer.text
+    choice = answer.json()["choices"][0]
+    if choice["finish_reason"] == "stop" and "guided_choice" in body:
+        assert choice["text"] in body["guided_choice"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("guided_json", strings(3000), "too large"),
+        ("guided_json", {"enum": ["secret " * 150_000]}, "at most 131072"),
+        ("guided_regex", "x" * 200_000, "at most 131072"),
+        ("guided_choice", ["x" * 200_000], "at most 131072"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_grammars_that_are_too_large_are_refused(
+    server: Any, field: str, value: Any, message: str, stream: bool
+) -> None:
+    body = {"model": server.model, "messages": ASK, field: value, "stream": stream}
+    answer = server.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text[:500]
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert message in error["message"]
+    assert len(error["message"]) < 200
+
+
 @pytest.mark.parametrize(
     ("end", "options", "expected"),
     [

@@ -11,6 +11,7 @@ from treadle.text.tokenizer import Tokenizer
 
 # What the library says when a grammar is too much for it; its other messages may quote what clients wrote.
 _LIMITS = re.compile(r"(Parser Error: )?(Current row has \d+ items; max is \d+|lexer error: [a-z ]+)")
+_ROW = 10_000  # ways to go on at one place, about four per optional property of an object; 20 take 1 µs
 
 
 def index(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
@@ -28,7 +29,8 @@ def index(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
 
 def matcher(tokens: LLTokenizer, grammar: str) -> LLMatcher:
     """Follows ``grammar``; whether it can is told by its ``is_error``."""
-    return LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    limits = LLParserLimits(max_items_in_row=_ROW, verbose_errors=False)
+    return LLMatcher(tokens, grammar, log_level=0, limits=limits)
 
 
 def complaint(broken: LLMatcher) -> str:
