@@ -100,6 +100,21 @@ def test_large_bodies_leave_the_server_to_others(
     assert status in (200, 400)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "a"}] * 100_000}]),
+        ("logit_bias", {str(key): 1 for key in range(300)}),
+    ],
+)
+def test_too_many_parts_are_refused(scripted: Start, field: str, value: Any) -> None:
+    answer = scripted().post("/v1/chat/completions", json={"model": "toy", "messages": HELLO, field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    if field == "messages":
+        message = "messages[0].content: must have at most 4096 items; got an array of 100000"
+        assert answer.json()["error"]["message"] == message
+
+
 def test_a_wrong_item_is_named_wherever_it_is(scripted: Start) -> None:
     api = scripted()
     for index in (0, 1023, 1024, 40_001):

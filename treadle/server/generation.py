@@ -82,6 +82,8 @@ def _or(value: Number | None, default: Number) -> Number:
 
 def _logit_bias(raw: dict[str, float], vocabulary: int) -> dict[int, float]:
     allowed = f"logit_bias: keys must be token ids from 0 to {vocabulary - 1}"
+    if len(raw) > vocabulary:
+        raise ApiError(400, f"{allowed}; got {len(raw)} keys", param="logit_bias", code="invalid_value")
     bias = {}
     for key, value in raw.items():
         if not (key.isascii() and key.isdigit()) or len(key) > 10 or int(key) >= vocabulary:

@@ -35,7 +35,8 @@ class TextPart(Strict):
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(_tag)
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(max_length=4096), Tag("<list>")],
+    Discriminator(_tag),
 ]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
@@ -65,7 +66,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=4096)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -314,7 +315,8 @@ def _slices(items: list[Any]) -> Iterator[list[Any]]:
     weight = 0
     for item in items:
         part.append(item)
-        weight += 1 + (len(item) if isinstance(item, list) else 0)
+        inner = (item.get("content"), item.get("tool_calls")) if isinstance(item, dict) else (item,)
+        weight += 1 + sum(len(value) for value in inner if isinstance(value, list))
         if weight >= _SLICE:
             yield part
             part, weight = [], 0
@@ -344,6 +346,9 @@ def _explain(kind: type[Strict], error: ValidationError, name: str, offset: int)
             allowed = f"; allowed: {', '.join(kind.model_fields)}" if len(loc) == 1 else ""
             message = f"{path} is not a known field here{allowed}"
             return ApiError(400, message, param=param, code="unknown_parameter")
+        case "too_long" | "too_short":
+            text = first["msg"].removeprefix("List should ").partition(" after validation")[0]
+            message = f"{path}: must {text}; got {_shown(first['input'])}"
         case _:
             text = first["msg"].removeprefix("Input should be ").removeprefix("Value should ")
             message = f"{path}: must be {text}; got {_shown(first['input'])}"
