@@ -12,6 +12,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
+NODE_CLIENTS := tests/clients/node_modules/.package-lock.json
 CPP = $(shell find csrc -name '*.cpp' -o -name '*.h')
 JOBS ?= $(shell nproc)
 CALLERS_PATH := $(PATH)
@@ -24,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 run: build
 	@PATH="$(CALLERS_PATH)" $(VENV)/bin/treadle serve --first-answer  # the hints are for the caller's shell
 
-test: build $(VENV)/installed-dev
+test: build $(VENV)/installed-dev $(NODE_CLIENTS)
 	pytest
 
 lint: build $(VENV)/installed-dev
@@ -63,6 +64,11 @@ build/build.ninja: CMakeLists.txt $(VENV)/installed
 $(VENV)/installed-dev: requirements/dev.txt requirements/torch.in | $(VENV)/installed
 	pip install --quiet --require-hashes -r requirements/dev.txt
 	pip install --quiet -r requirements/torch.in
+	@touch $@
+
+# API clients that run in Node.js, for the tests.
+$(NODE_CLIENTS): tests/clients/package-lock.json
+	npm --prefix tests/clients ci --silent
 	@touch $@
 
 # Arguments for pip-compile: make lock LOCK="--upgrade-package numpy"
