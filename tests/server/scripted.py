@@ -188,12 +188,14 @@ class UntilClose:
     """Everything before `|` is reasoning."""
 
     def __init__(self) -> None:
+        self.length = 0
         self._closed = False
 
     def push(self, text: str) -> tuple[str, str]:
         if self._closed:
             return "", text
         before, mark, after = text.partition("|")
+        self.length += len(before + mark)
         self._closed = bool(mark)
         return before, after
 

@@ -239,3 +239,14 @@ def test_format_is_chosen_by_the_template(r1: Tokenizer, smol: Tokenizer) -> Non
     assert tool_format(smol.chat_template) is None
     assert tool_format("… <tool_call> …") is ToolFormat.HERMES
     assert 151657 in mark_ids(r1, ToolFormat.HERMES)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "started"), [(" ab c\n</think>\n\nhi", True), (" <think>ab</think>hi", False)]
+)
+def test_length_of_a_think_block(text: str, started: bool, step: int) -> None:
+    splitter = ReasoningSplitter(started=started)
+    for start in range(0, len(text), step):
+        splitter.push(text[start : start + step])
+    assert splitter.length == text.index("</think>") + len("</think>")

@@ -35,14 +35,20 @@ async def chat_completions(request: HttpRequest) -> Response | EventStream:
     """Everything that can be wrong with a request is found before the first byte of a stream is sent."""
     service = service_of(request)
     body, size = await body_of(request, ChatBody)
-    served = service.find(body.model)
-    _check(body, served)
-    job = await _job(request, body, served, size)
+    job = await start_chat(request, body, size)
     answer = Answer(job, body, "chatcmpl-" + secrets.token_hex(12))
     if body.stream:
         return EventStream(answer.stream(), service.config.keep_alive)
     whole = await while_connected(request.receive, answer.complete())
     return json_response(whole) if whole is not None else Response(status_code=499)
+
+
+async def start_chat(request: HttpRequest, body: ChatBody, size: int) -> Job:
+    """The one way from a chat body (made of ``size`` bytes) to running choices; every kind of conversation
+    takes it. Raises ApiError, with nothing running, for all that can be wrong."""
+    served = service_of(request).find(body.model)
+    _check(body, served)
+    return await _job(request, body, served, size)
 
 
 def _check(body: ChatBody, served: Served) -> None:

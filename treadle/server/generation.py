@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -158,6 +159,16 @@ class Choice:
         self._text = text
         self._splitter = splitter
         self._tools = tools
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._text.stopped
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens are reasoning."""
+        return bisect_left(self._text.offsets, self._splitter.length) if self._splitter else 0
 
     def feed(self, output: Output) -> Piece:
         """Raises ApiError when the engine failed."""
@@ -344,6 +355,9 @@ class Job:
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": self._cached()},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(choice.reasoning_tokens for choice in self.choices)
+            },
         }
 
     def _cached(self) -> int:

@@ -57,6 +57,11 @@ class AnswerText(Protocol):
 class Reasoning(Protocol):
     """Splits answer text into (reasoning, content), both without the tags."""
 
+    @property
+    def length(self) -> int:
+        """Characters of text that belong to the reasoning so far, tags included."""
+        ...
+
     def push(self, text: str, /) -> tuple[str, str]:
         """The parts that are certain."""
         ...

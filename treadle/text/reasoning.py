@@ -32,14 +32,23 @@ class ReasoningSplitter:
         self._blank = ""  # blanks at the end of the reasoning so far: left out if it ends there
         self._may_open = started  # the model may repeat the tag that the prompt ended with
         self._trim = started and not raw  # leave out blanks at the head of what comes next
+        self._pushed = 0  # characters
+        self._block = 0  # characters up to the end of the block, its tags included, once it is closed
 
     @property
     def in_reasoning(self) -> bool:
         """Whether a think block is open."""
         return self._state == "reasoning"
 
+    @property
+    def length(self) -> int:
+        """Characters of text in the think block so far, tags included: a token that begins before it is
+        reasoning."""
+        return self._pushed if self.in_reasoning else self._block
+
     def push(self, text: str) -> Part:
         """Split the next piece of text."""
+        self._pushed += len(text)
         text, self._held = self._held + text, ""
         reasoning = content = ""
         if self._state == "start":
@@ -83,6 +92,7 @@ class ReasoningSplitter:
             reasoning, rest = self._trimmed(text[:end]).rstrip(), text[end + len(CLOSE) :]
             reasoning = self._blank + reasoning if reasoning else ""
             self._state, self._trim, self._blank = "content", True, ""
+            self._block = self._pushed - len(rest)
             return reasoning, rest
         keep = pending_suffix(text, (CLOSE,))
         self._held = text[len(text) - keep :]
