@@ -58,7 +58,7 @@ class FakeServer:
         )
         prompt = sum(len(message["content"].split()) + 5 for message in body["messages"])
         for index in range(body["max_tokens"]):
-            self._event(writer, {"choices": [{"delta": {"content": f"word{index} "}}]})
+            self._event(writer, {"choices": [{"delta": {"content": f"word{index} "}, "finish_reason": None}]})
             await writer.drain()
             await asyncio.sleep(0.001)
             if index == 2 and self.fail == "cut":
@@ -66,12 +66,17 @@ class FakeServer:
                 raise ConnectionError
             if index == 2 and self.fail == "event":
                 self._event(writer, {"error": {"message": "the engine died"}})
+            if index == 2 and self.fail == "end":  # like a success, but for what is missing
+                writer.write(b"0\r\n\r\n")
+                return
+        self._event(writer, {"choices": [{"delta": {}, "finish_reason": "length"}]})
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": body["max_tokens"],
             "prompt_tokens_details": {"cached_tokens": 3},
         }
-        self._event(writer, {"choices": [], "usage": usage})
+        if self.fail != "no usage":
+            self._event(writer, {"choices": [], "usage": usage})
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         await writer.drain()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +86,43 @@ def test_serve_as_table_and_json(server_url: str) -> None:
     common = ("serve", "--users", "1,2", "--conversations", "2", "--prompt", "20-30", "--answer", "4")
     table = _run(*common, "--url", server_url).stdout
     assert "1 users" in table and "2 users" in table and "TTFT" in table
-    reports = json.loads(_run(*common, "--url", server_url, "--json").stdout)
+    assert "3 warm-up requests" in table
+    reports = json.loads(_run(*common, "--url", server_url, "--json").stdout)["runs"]
     assert [(r["users"], r["requests"], r["errors"], r["completion_tokens"]) for r in reports] == [
         (1, 2, 0, 8),
         (2, 4, 0, 16),
     ]
     assert reports[0]["ttft"]["p50"] > 0
+
+
+class _Page(HTMLParser):
+    """Counts tags, and collects what would be fetched or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.fetched += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "data")
+        ]
+
+
+def test_serve_report_is_one_page_that_fetches_nothing(server_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    load = ("--users", "1,3", "--rate", "20", "--seconds", "1", "--conversations", "1", "--turns", "2")
+    _run("serve", "--url", server_url, *load, "--prompt", "20-30", "--answer", "4", "--html", str(path))
+    text = path.read_text()
+    page = _Page()
+    page.feed(text)
+    assert page.tags["svg"] == 15  # seven for users, seven for rates, one for turns
+    assert page.tags["script"] == 0 and not page.fetched and "url(" not in text
+    assert page.tags["tr"] == 4
+    for part in ("1 users", "3 users", "20 /s", "warm-up", "answers of 4", "Time to first token by turn"):
+        assert part in text
+    assert len(text) < 200_000
 
 
 def test_serve_compare(server_url: str) -> None:

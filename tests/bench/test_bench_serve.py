@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 
 from treadle.bench.serve import (
-    LevelReport,
     Plan,
     Target,
     closed_loop,
-    compare_table,
     first_model,
     measure_tokens_per_word,
     open_loop,
     run_plan,
-    serve_table,
 )
+from treadle.bench.serve_report import LevelReport, compare_table, remarks, serve_table
 from treadle.bench.workload import Length, TokensPerWord, Workload
 from treadle.core import TreadleError
 
@@ -39,6 +37,8 @@ def test_closed_loop_counts_what_the_server_says(running: Any) -> None:
 
     report, server = asyncio.run(run())
     assert (report.requests, report.errors, report.users) == (10, 0, 4)
+    assert (report.warm_up, len(server.bodies)) == (4, 14)
+    assert (report.short_answers, report.no_usage) == (0, 0)
     assert report.completion_tokens == 50
     assert report.cached_tokens == 30
     assert server.most_running == 4
@@ -47,8 +47,13 @@ def test_closed_loop_counts_what_the_server_says(running: Any) -> None:
     assert 0 < report.ttft.p50 <= report.e2e.p50
     assert report.itl.p50 >= 0.001  # the server sleeps a millisecond between words
     assert report.output_tokens_per_s == pytest.approx(50 / report.seconds)
+    # What was found in the cache has not been computed.
+    assert report.total_tokens_per_s == pytest.approx((report.prompt_tokens - 30 + 50) / report.seconds)
     assert all("Authorization: Bearer secret" in head for head in server.headers)
-    assert {body["max_tokens"] for body in server.bodies} == {5}
+    assert {body["max_tokens"] for body in server.bodies[:4]} == {16}
+    assert {body["max_tokens"] for body in server.bodies[4:]} == {5}
+    warm = {body["messages"][0]["content"] for body in server.bodies[:4]}
+    assert warm.isdisjoint(body["messages"][0]["content"] for body in server.bodies[4:])
 
 
 def test_words_are_calibrated_to_the_servers_tokens(running: Any) -> None:
@@ -72,15 +77,17 @@ def test_turns_grow_and_the_prefix_is_shared(running: Any) -> None:
     report, server = asyncio.run(run())
     assert report.requests == 6
     assert len(report.ttft_by_turn) == 3
-    assert sorted(len(body["messages"]) for body in server.bodies) == [2, 2, 4, 4, 6, 6]
-    assert len({body["messages"][0]["content"] for body in server.bodies}) == 1
-    assert len({body["messages"][1]["content"] for body in server.bodies}) == 2  # questions are not shared
-    last = max(server.bodies, key=lambda body: len(body["messages"]))
+    bodies = server.bodies[report.warm_up :]
+    assert sorted(len(body["messages"]) for body in bodies) == [2, 2, 4, 4, 6, 6]
+    assert len({body["messages"][0]["content"] for body in bodies}) == 1
+    assert len({body["messages"][1]["content"] for body in bodies}) == 2  # questions are not shared
+    last = max(bodies, key=lambda body: len(body["messages"]))
     assert last["messages"][2] == {"role": "assistant", "content": "word0 word1 word2 "}
 
 
 @pytest.mark.parametrize(
-    ("fail", "message"), [("status", "429"), ("cut", "IncompleteRead"), ("event", "the engine died")]
+    ("fail", "message"),
+    [("status", "429"), ("cut", "IncompleteRead"), ("event", "the engine died"), ("end", "finish_reason")],
 )
 def test_failures_are_counted_not_raised(running: Any, fail: str, message: str) -> None:
     async def run() -> LevelReport:
@@ -90,7 +97,18 @@ def test_failures_are_counted_not_raised(running: Any, fail: str, message: str) 
     report = asyncio.run(run())
     assert (report.requests, report.errors, report.completion_tokens) == (4, 4, 0)
     assert message in report.error_examples[0]
-    assert report.ttft is None
+    assert report.ttft is None and report.total_tokens_per_s == 0
+    assert any("4 of 4 requests failed" in line for line in remarks([report]))
+
+
+def test_without_usage_pieces_are_counted_and_said(running: Any) -> None:
+    async def run() -> LevelReport:
+        async with running("no usage") as server:
+            return await closed_loop(_target(server), SHORT, RATE, users=2, conversations=2)
+
+    report = asyncio.run(run())
+    assert (report.errors, report.no_usage, report.completion_tokens) == (0, 2, 10)
+    assert any("without usage" in line for line in remarks([report]))
 
 
 def test_a_connection_closed_between_requests_is_opened_again(running: Any) -> None:
@@ -125,12 +143,14 @@ def test_open_loop_begins_conversations_at_the_rate(running: Any) -> None:
 
 def test_compare_alternates_and_gives_ratios(running: Any) -> None:
     seen: list[str] = []
+    calibration = 2
 
     async def run() -> list[LevelReport]:
         async with running() as a, running() as b:
             plan = Plan(users=(1, 2), conversations_per_user=1, repeats=2)
             reports = await run_plan([_target(a), _target(b)], SHORT, plan, lambda r: seen.append(r.url))
-            assert a.bodies[2:] and [x["messages"] for x in a.bodies] == [x["messages"] for x in b.bodies]
+            assert len(a.bodies) > calibration
+            assert [x["messages"] for x in a.bodies] == [x["messages"] for x in b.bodies]
             return reports
 
     reports = asyncio.run(run())

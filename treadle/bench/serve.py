@@ -1,7 +1,7 @@
 """Drives any OpenAI-compatible server with real HTTP requests and measures what users would feel.
 
 TTFT: request sent to first text. ITL: between two pieces of text. TPOT: first to last text, per token after
-the first. E2E: request sent to end of stream. All in seconds.
+the first. E2E: request sent to end of stream. All in seconds. What is counted: treadle.bench.serve_report.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from treadle.bench.http_client import Connection, HttpError
-from treadle.bench.report import markdown_table, percentile
-from treadle.bench.workload import TokensPerWord, Workload, shared_message, words
+from treadle.bench.serve_report import Level, LevelReport, summarise_level
+from treadle.bench.workload import Length, TokensPerWord, Workload, shared_message, words
 from treadle.core import TreadleError
 
-_PERCENTILES = (50, 90, 99)
+_WARM_UP_TOKENS = 16  # of a warm-up answer
+_WARM_UP_SEED = 500_000  # away from the seeds of the runs: nothing of theirs gets into a prefix cache
+_OPEN_WARM_UP = 4  # requests before an open-loop level; before a closed one as many as users
 
 
 @dataclass(frozen=True)
@@ -40,45 +42,16 @@ class Exchange:
 
     turn: int
     sent: float
-    arrivals: list[float]
+    asked: int = 0  # tokens of answer
+    arrivals: list[float] = field(default_factory=list)  # of pieces of text
     end: float = 0.0
     text: str = ""
+    finish_reason: str | None = None
+    has_usage: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    completion_tokens: int = 0
+    completion_tokens: int = 0  # pieces of text where the server sends no usage
     error: str | None = None
-
-
-class Percentiles(msgspec.Struct, frozen=True):
-    """Seconds."""
-
-    p50: float
-    p90: float
-    p99: float
-    mean: float
-
-
-class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One load level against one server."""
-
-    url: str
-    users: int | None  # closed loop
-    rate: float | None  # open loop, requests per second
-    seconds: float
-    requests: int
-    errors: int
-    error_examples: list[str]
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    output_tokens_per_s: float
-    total_tokens_per_s: float  # prompt and output
-    user_tokens_per_s: float  # median over requests of tokens after the first per second
-    ttft: Percentiles | None
-    itl: Percentiles | None
-    tpot: Percentiles | None
-    e2e: Percentiles | None
-    ttft_by_turn: list[float]  # medians, first turn first
 
 
 async def first_model(url: str, key: str | None) -> str:
@@ -99,9 +72,13 @@ async def first_model(url: str, key: str | None) -> str:
         await connection.close()
 
 
-async def exchange(connection: Connection, target: Target, body: dict[str, Any], turn: int = 0) -> Exchange:
-    """Sends one streaming chat request and waits for its end; failures are noted, never raised."""
-    result = Exchange(turn, time.perf_counter(), [])
+async def exchange(
+    connection: Connection, target: Target, body: dict[str, Any], turn: int = 0, due: float | None = None
+) -> Exchange:
+    """Sends one streaming chat request and waits for its end; failures are noted, never raised. ``due``: when
+    it should have been sent, from where its times count.
+    """
+    result = Exchange(turn, time.perf_counter() if due is None else due, body["max_tokens"])
     pieces: list[str] = []
     try:
         async with (
@@ -112,7 +89,9 @@ async def exchange(connection: Connection, target: Target, body: dict[str, Any],
                 if "error" in event:
                     raise HttpError(str(event["error"])[:300])
                 _take_event(event, result, pieces)
-        if not result.arrivals:
+        if result.finish_reason is None:
+            result.error = "the stream ended without finish_reason"
+        elif not result.arrivals:
             result.error = "the stream ended without any text"
     except TimeoutError:
         result.error = f"no end of stream within {target.timeout:g} s"
@@ -120,23 +99,29 @@ async def exchange(connection: Connection, target: Target, body: dict[str, Any],
         result.error = f"{type(error).__name__}: {error}"[:300]
     result.end = time.perf_counter()
     result.text = "".join(pieces)
-    result.completion_tokens = result.completion_tokens or len(result.arrivals)
+    if not result.has_usage:
+        result.completion_tokens = len(result.arrivals)
     return result
 
 
 def _take_event(event: dict[str, Any], result: Exchange, pieces: list[str]) -> None:
     for choice in event.get("choices") or []:
         delta = choice.get("delta") or {}
-        if any(delta.get(field) for field in ("content", "reasoning_content", "reasoning")):
+        if any(delta.get(name) for name in ("content", "reasoning_content", "reasoning")):
             result.arrivals.append(time.perf_counter())
             pieces.append(delta.get("content") or "")
+        result.finish_reason = choice.get("finish_reason") or result.finish_reason
     if usage := event.get("usage"):
+        result.has_usage = True
         result.prompt_tokens = usage.get("prompt_tokens") or 0
         result.completion_tokens = usage.get("completion_tokens") or 0
         result.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
-def _body(target: Target, workload: Workload, messages: list[dict[str, str]], answer: int) -> dict[str, Any]:
+def request_body(
+    target: Target, workload: Workload, messages: list[dict[str, str]], answer: int
+) -> dict[str, Any]:
+    """A streaming chat request for ``answer`` tokens."""
     body: dict[str, Any] = {
         "model": target.model,
         "messages": messages,
@@ -158,7 +143,7 @@ async def measure_tokens_per_word(target: Target, workload: Workload) -> TokensP
     try:
         for count in (10, 50):
             messages = [{"role": "user", "content": words(count, rng)}]
-            result = await exchange(connection, target, _body(target, workload, messages, 2))
+            result = await exchange(connection, target, request_body(target, workload, messages, 2))
             if result.error:
                 raise TreadleError(f"{target.url} does not answer a first request: {result.error}")
             counts.append(result.prompt_tokens)
@@ -178,14 +163,15 @@ class _User:
         self._rng = random.Random(f"{workload.seed}/{number}")
         self._connection = Connection(target.url, target.key)
 
-    async def conversation(self, done: list[Exchange]) -> None:
+    async def conversation(self, done: list[Exchange], due: float | None = None) -> None:
         """One conversation; every turn is added to ``done`` when it ends, and the first failure ends it."""
         messages = shared_message(self._workload, self._rate)
         for turn in range(self._workload.turns):
             question = words(self._rate.words(self._workload.prompt.draw(self._rng)), self._rng)
             messages.append({"role": "user", "content": question})
-            body = _body(self._target, self._workload, messages, self._workload.answer.draw(self._rng))
-            result = await exchange(self._connection, self._target, body, turn)
+            answer = self._workload.answer.draw(self._rng)
+            body = request_body(self._target, self._workload, messages, answer)
+            result = await exchange(self._connection, self._target, body, turn, None if turn else due)
             done.append(result)
             if result.error:
                 return
@@ -195,88 +181,84 @@ class _User:
         await self._connection.close()
 
 
+async def warm_up(target: Target, workload: Workload, rate: TokensPerWord, requests: int) -> int:
+    """Sends that many short requests at once, with words of their own, and forgets them. Returns how many."""
+    workload = replace(
+        workload,
+        prompt=Length.parse("32"),
+        answer=Length.parse(str(_WARM_UP_TOKENS)),
+        turns=1,
+        shared_prefix=0,
+        seed=workload.seed + _WARM_UP_SEED,
+    )
+    await _run_users(target, workload, rate, requests, iter(range(requests)))
+    return requests
+
+
+async def _run_users(
+    target: Target, workload: Workload, rate: TokensPerWord, users: int, conversations: Iterator[int]
+) -> list[Exchange]:
+    done: list[Exchange] = []
+
+    async def user(number: int) -> None:
+        one = _User(target, workload, rate, number)
+        for _ in conversations:
+            await one.conversation(done)
+        await one.close()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(users):
+            group.create_task(user(number))
+    return done
+
+
 async def closed_loop(
     target: Target, workload: Workload, rate: TokensPerWord, users: int, conversations: int
 ) -> LevelReport:
     """``users`` at once, each asking again once it has its answer, until ``conversations`` are through."""
-    done: list[Exchange] = []
-    left = iter(range(conversations))
-
-    async def user(number: int) -> None:
-        one = _User(target, workload, rate, number)
-        for _ in left:
-            await one.conversation(done)
-        await one.close()
-
-    start = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for number in range(users):
-            group.create_task(user(number))
-    return _summarise(done, time.perf_counter() - start, target, users=users, rate=None)
+    warm = await warm_up(target, workload, rate, users)
+    start, cpu = time.perf_counter(), time.process_time()
+    done = await _run_users(target, workload, rate, users, iter(range(conversations)))
+    return _report(target, done, (users, None), warm, start, cpu)
 
 
 async def open_loop(
     target: Target, workload: Workload, rate: TokensPerWord, per_second: float, seconds: float
 ) -> LevelReport:
-    """Conversations begin at random (a Poisson process) for ``seconds``, however busy the server is."""
+    """Conversations begin at random (a Poisson process) for ``seconds``, however busy the server is. Times
+    count from when a conversation was due, should this client be late.
+    """
+    warm = await warm_up(target, workload, rate, _OPEN_WARM_UP)
     done: list[Exchange] = []
     arrivals = random.Random(workload.seed)
 
-    async def user(number: int) -> None:
+    async def user(number: int, due: float) -> None:
         one = _User(target, workload, rate, number)
-        await one.conversation(done)
+        await one.conversation(done, due)
         await one.close()
 
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     due = start
     async with asyncio.TaskGroup() as group:
         number = 0
         while (due := due + arrivals.expovariate(per_second)) < start + seconds:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(user(number))
+            group.create_task(user(number, due))
             number += 1
-    return _summarise(done, time.perf_counter() - start, target, users=None, rate=per_second)
+    return _report(target, done, (None, per_second), warm, start, cpu)
 
 
-def _percentiles(values: list[float]) -> Percentiles | None:
-    if not values:
-        return None
-    p50, p90, p99 = (percentile(values, percent) for percent in _PERCENTILES)
-    return Percentiles(p50, p90, p99, sum(values) / len(values))
-
-
-def _summarise(
-    done: list[Exchange], seconds: float, target: Target, users: int | None, rate: float | None
+def _report(
+    target: Target,
+    done: list[Exchange],
+    load: tuple[int | None, float | None],
+    warm: int,
+    start: float,
+    cpu: float,
 ) -> LevelReport:
-    good = [e for e in done if e.error is None]
-    decoding = [
-        (e.arrivals[-1] - e.arrivals[0], e.completion_tokens - 1) for e in good if e.completion_tokens > 1
-    ]
-    output = sum(e.completion_tokens for e in good)
-    prompt = sum(e.prompt_tokens for e in good)
-    speeds = [tokens / span for span, tokens in decoding if span > 0]
-    turns = range(max((e.turn + 1 for e in good), default=0))
-    ttft = [[e.arrivals[0] - e.sent for e in good if e.turn == turn] for turn in turns]
-    return LevelReport(
-        url=target.url,
-        users=users,
-        rate=rate,
-        seconds=seconds,
-        requests=len(done),
-        errors=len(done) - len(good),
-        error_examples=sorted({e.error for e in done if e.error})[:5],
-        prompt_tokens=prompt,
-        cached_tokens=sum(e.cached_tokens for e in good),
-        completion_tokens=output,
-        output_tokens_per_s=output / seconds,
-        total_tokens_per_s=(prompt + output) / seconds,
-        user_tokens_per_s=percentile(speeds, 50) if speeds else 0.0,
-        ttft=_percentiles([value for turn in ttft for value in turn]),
-        itl=_percentiles([b - a for e in good for a, b in zip(e.arrivals, e.arrivals[1:], strict=False)]),
-        tpot=_percentiles([span / tokens for span, tokens in decoding]),
-        e2e=_percentiles([e.end - e.sent for e in good]),
-        ttft_by_turn=[percentile(values, 50) for values in ttft if values],
-    )
+    seconds = time.perf_counter() - start
+    level = Level(target.url, *load, seconds, warm, (time.process_time() - cpu) / seconds)
+    return summarise_level(level, done)
 
 
 @dataclass(frozen=True)
@@ -311,65 +293,3 @@ async def run_plan(
                 reports.append(report)
                 progress(report)
     return reports
-
-
-def level_line(report: LevelReport) -> str:
-    """One run in a few words, for progress."""
-    load = f"{report.users} users" if report.users is not None else f"{report.rate:g} /s"
-    return f"{load} on {report.url}: {report.output_tokens_per_s:.1f} token/s, {report.errors} errors"
-
-
-def serve_table(reports: Sequence[LevelReport]) -> str:
-    """A Markdown table, one line per run; milliseconds are p50 / p99."""
-
-    def milliseconds(values: Percentiles | None) -> str:
-        return f"{1000 * values.p50:.0f} / {1000 * values.p99:.0f}" if values else "-"
-
-    rows = [
-        (
-            f"{r.users} users" if r.users is not None else f"{r.rate:g} /s",
-            r.url,
-            r.requests,
-            r.errors,
-            f"{r.output_tokens_per_s:.1f}",
-            f"{r.user_tokens_per_s:.1f}",
-            milliseconds(r.ttft),
-            milliseconds(r.itl),
-            milliseconds(r.tpot),
-            milliseconds(r.e2e),
-        )
-        for r in reports
-    ]
-    headers = (
-        "load",
-        "server",
-        "requests",
-        "errors",
-        "token/s",
-        "per user",
-        "TTFT ms",
-        "ITL ms",
-        "TPOT ms",
-        "E2E ms",
-    )
-    return markdown_table(headers, rows)
-
-
-def compare_table(reports: Sequence[LevelReport], urls: tuple[str, str]) -> str:
-    """How many times better the first server is at each load: medians over the repeats."""
-    first, second = urls
-    rows = []
-    for load in dict.fromkeys((r.users, r.rate) for r in reports):
-        pair = [[r for r in reports if r.url == url and (r.users, r.rate) == load] for url in (first, second)]
-        throughput = [percentile([r.output_tokens_per_s for r in runs], 50) for runs in pair]
-        row = [f"{load[0]} users" if load[0] is not None else f"{load[1]:g} /s", _ratio(*throughput)]
-        for name in ("ttft", "itl", "e2e"):
-            medians = [[value.p50 for r in runs if (value := getattr(r, name))] for runs in pair]
-            a, b = (percentile(values, 50) if values else 0.0 for values in medians)
-            row.append(_ratio(b, a))
-        rows.append(row)
-    return markdown_table((f"{first} against {second}", "token/s", "TTFT", "ITL", "E2E"), rows)
-
-
-def _ratio(better: float, worse: float) -> str:
-    return f"{better / worse:.2f}x" if better and worse else "-"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -173,19 +174,28 @@ def offline(model: str | None, threads: int | None, as_json: bool, **cases: Any)
 )
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Runs of every load.")
 @json_option
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a report with charts there."
+)
 def serve(
-    compare: tuple[str, str] | None, model: str | None, key: str | None, as_json: bool, **load: Any
+    compare: tuple[str, str] | None,
+    model: str | None,
+    key: str | None,
+    as_json: bool,
+    html: Path | None,
+    **load: Any,
 ) -> None:
-    """Load on an OpenAI-compatible server, ours or another: TTFT, ITL, TPOT, E2E and token/s."""
-    from treadle.bench.serve import (
-        Plan,
-        Target,
-        compare_table,
-        first_model,
-        level_line,
-        run_plan,
-        serve_table,
-    )
+    """Load on an OpenAI-compatible server, ours or another: TTFT, ITL, TPOT, E2E and token/s.
+
+    \b
+    TTFT  request sent to first text         ITL  between two pieces of text
+    TPOT  first to last text, per token      E2E  request sent to end of stream
+
+    Before every load some short requests warm the server up; they are in no number. Tokens are counted by the
+    server's usage, failed requests are shown and give none.
+    """
+    from treadle.bench.serve import Plan, Target, first_model, run_plan
+    from treadle.bench.serve_report import compare_table, level_line, remarks, serve_table
     from treadle.bench.workload import Length, Workload
 
     lengths = Length.parse(load["prompt"]), Length.parse(load["answer"])
@@ -200,14 +210,30 @@ def serve(
         )
 
     reports = asyncio.run(run())
+    facts = load_facts(load)
+    if html:
+        from treadle.bench.serve_html import serve_html
+
+        html.write_text(serve_html("Load on a server", facts, reports), encoding="utf-8")
     if as_json:
-        _print_json(reports)
+        _print_json({"facts": facts, "runs": reports})
         return
     click.echo(serve_table(reports))
     if compare:
         click.echo("\n" + compare_table(reports, compare))
-    for example in dict.fromkeys(example for report in reports for example in report.error_examples):
-        click.echo(f"error: {example}", err=True)
+    click.echo("\n" + "\n".join(remarks(reports)))
+
+
+def load_facts(load: dict[str, Any]) -> list[str]:
+    """The workload in words, and when and where it ran."""
+    from treadle.bench.machine import cpu_model
+
+    now = datetime.datetime.now().astimezone()
+    return [
+        f"Questions of {load['prompt']} tokens, answers of {load['answer']}, {load['turns']} turns per "
+        f"conversation, {load['shared_prefix']} tokens of system message shared by all, temperature 0.",
+        f"{now:%Y-%m-%d %H:%M %Z}, load generated on {cpu_model()}.",
+    ]
 
 
 @command.command(epilog=f"Shapes: {', '.join(SHAPES)}. Quantisations: {', '.join(MIXTURES)}.")
