@@ -6,8 +6,8 @@ OpenAI API for the standard fields, vLLM's OpenAI-compatible server for the extr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
@@ -16,10 +16,37 @@ from treadle.server.errors import ApiError
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 
+# Fields of the OpenAI and vLLM APIs that this server does not offer, with the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "bad_words": ([],),
+    "functions": (),
+    "function_call": (),
+    "length_penalty": (1.0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
 
 class Strict(BaseModel):
-    """Base of all bodies: JSON types must match exactly and unknown fields are errors."""
+    """Base of all bodies: JSON types must match exactly and unknown fields are errors.
 
+    ``not_offered``: fields of the API that this server does not have, with the values that ask for nothing.
+    """
+
+    not_offered: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
@@ -255,33 +282,10 @@ class DetokenizeBody(Strict):
     tokens: list[Token]
 
 
-# Fields of the OpenAI and vLLM APIs that this server does not offer, with the values that ask for nothing.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "bad_words": ([],),
-    "functions": (),
-    "function_call": (),
-    "length_penalty": (1.0,),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (),
-    "prediction": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none",),
-    "tools": (),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-
 Body = TypeVar("Body", bound=Strict)
 
 
-_LISTS = ("messages", "prompt", "tokens")  # may be long; each body has at most one that matters
+_LISTS = ("messages", "prompt", "tokens", "input")  # may be long; each body has at most one that matters
 _SLICE = 1024
 
 
@@ -291,9 +295,9 @@ def validate(kind: type[Body], raw: Any) -> Body:
         raise ApiError(400, f"the body must be a JSON object, not {_shown(raw)}")
     fields = {}
     for name, value in raw.items():
-        if name in kind.model_fields or name not in UNSUPPORTED:
+        if name in kind.model_fields or name not in kind.not_offered:
             fields[name] = value
-        elif value is not None and value not in UNSUPPORTED[name]:
+        elif value is not None and value not in kind.not_offered[name]:
             message = f"{name} is not supported by this server; remove it"
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     name = next((name for name in _LISTS if name in kind.model_fields), "")
@@ -304,8 +308,8 @@ def validate(kind: type[Body], raw: Any) -> Body:
     body = _validated(kind, {**fields, name: slices[0]}, name, 0)
     checked = getattr(body, name)
     for part in slices[1:]:
-        least = {"model": fields["model"], name: part} if "model" in fields else {name: part}
-        checked += getattr(_validated(kind, least, name, len(checked)), name)
+        least = {key: fields[key] for key, field in kind.model_fields.items() if field.is_required()}
+        checked += getattr(_validated(kind, {**least, name: part}, name, len(checked)), name)
     return body
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +29,11 @@ T = TypeVar("T")
 def event(content: Any) -> bytes:
     """One event whose data is ``content`` as JSON."""
     return b"data: " + _encode(content) + b"\n\n"
+
+
+def typed_event(content: dict[str, Any]) -> bytes:
+    """One event whose name is the ``type`` of ``content``."""
+    return b"event: %b\n%b" % (content["type"].encode(), event(content))
 
 
 def error_event(error: ApiError) -> bytes:
@@ -89,8 +94,8 @@ class Chunks:
 
 
 class EventStream:
-    """ASGI response that sends ``events``, comments while they are silent, and stops them when the client
-    leaves."""
+    """ASGI response that sends ``events``, ``idle`` while they are silent, and stops them when the client
+    leaves. ``failed`` makes the event that tells of an unexpected error."""
 
     headers = (
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -98,9 +103,17 @@ class EventStream:
         (b"x-accel-buffering", b"no"),
     )
 
-    def __init__(self, events: AsyncGenerator[bytes, None], keep_alive: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        keep_alive: float,
+        idle: bytes = COMMENT,
+        failed: Callable[[ApiError], bytes] = error_event,
+    ) -> None:
         self._events = events
         self._keep_alive = keep_alive
+        self._idle = idle
+        self._failed = failed
         self._sent = 0.0  # loop time of the last bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -125,7 +138,7 @@ class EventStream:
         except Exception:
             log.exception("a stream failed")
             error = ApiError(500, "the server failed in the middle of this answer", code="internal_error")
-            await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
+            await send({"type": "http.response.body", "body": self._failed(error), "more_body": True})
         return True
 
     async def _comment(self, send: Send) -> None:
@@ -135,7 +148,7 @@ class EventStream:
             await asyncio.sleep(max(self._sent + self._keep_alive - now(), 0.01))
             if now() - self._sent >= self._keep_alive:
                 self._sent = now()
-                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                await send({"type": "http.response.body", "body": self._idle, "more_body": True})
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
