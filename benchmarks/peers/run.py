@@ -23,10 +23,10 @@ from pathlib import Path
 
 from treadle import machine
 from treadle.bench.machine import cpu_model
+from treadle.bench.noise import busy_seconds
 from treadle.bench.report import markdown_table, summarise
 
 MOST_FOREIGN = 0.03  # share of all CPU time used by others, above which a run is marked
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,6 @@ class Measured:
 
 class Failure(Exception):
     """A benchmark process failed; the text is its last lines."""
-
-
-def busy_seconds() -> float:
-    """CPU seconds that the whole machine has worked since boot, over all CPUs."""
-    first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / _TICKS
 
 
 def foreign_share(seconds: float) -> float:
