@@ -19,7 +19,7 @@ from treadle.server.chat import chat_completions
 from treadle.server.completions import completions
 from treadle.server.errors import ApiError, json_response
 from treadle.server.middleware import Cors, RequestIds, RouteMetrics
-from treadle.server.service import Load, Service, service_of
+from treadle.server.service import Load, Service, key_of, model_for, service_of
 from treadle.server.tokens import detokenize, tokenize
 
 
@@ -111,9 +111,11 @@ async def metrics(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """``GET /v1/models``."""
-    return json_response({"object": "list", "data": [service_of(request).served().card()]})
+    served = [service_of(request).served()]
+    allowed = [one for one in served if key_of(request).may_use({one.name, *one.aliases})]
+    return json_response({"object": "list", "data": [one.card() for one in allowed]})
 
 
 async def model(request: Request) -> Response:
     """``GET /v1/models/{id}``."""
-    return json_response(service_of(request).find(request.path_params["name"]).card())
+    return json_response(model_for(request, request.path_params["name"]).card())

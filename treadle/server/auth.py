@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from treadle.core import TreadleError
+from treadle.keys.records import Key
 from treadle.server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health"})
@@ -60,7 +61,7 @@ class Keys:
 
 
 class Auth:
-    """ASGI middleware: lets a request through with a valid key and stores the key's id in ``state["key"]``.
+    """ASGI middleware: lets a request through with a valid key and stores the key in ``state["key"]``.
 
     Without any key the server is open, but only to programs on this machine: a request made by a web page of
     another origin, or under a foreign host name (DNS rebinding), is refused.
@@ -74,7 +75,8 @@ class Auth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                scope.setdefault("state", {})["key"] = self._identify(Headers(scope=scope))
+                name = self._identify(Headers(scope=scope))
+                scope.setdefault("state", {})["key"] = Key(id=name, name=name)
             except ApiError as error:
                 await error.response()(scope, receive, send)
                 return

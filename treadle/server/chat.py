@@ -24,7 +24,7 @@ from treadle.server.generation import (
 from treadle.server.grammar import answer_grammar
 from treadle.server.prompt import check_size, encode_chat, size_of_questions
 from treadle.server.schema import ChatBody, Tool
-from treadle.server.service import Served, body_of, service_of
+from treadle.server.service import Served, body_of, model_for, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
 from treadle.server.textside import ChatPrompt
 from treadle.server.tools import calls_tools, check_tool_choice, check_tools, tool_parser
@@ -46,7 +46,7 @@ async def chat_completions(request: HttpRequest) -> Response | EventStream:
 async def start_chat(request: HttpRequest, body: ChatBody, size: int) -> Job:
     """The one way from a chat body (made of ``size`` bytes) to running choices; every kind of conversation
     takes it. Raises ApiError, with nothing running, for all that can be wrong."""
-    served = service_of(request).find(body.model)
+    served = model_for(request, body.model)
     _check(body, served)
     return await _job(request, body, served, size)
 
@@ -87,7 +87,7 @@ async def _job(request: HttpRequest, body: ChatBody, served: Served, size: int) 
         tools=lambda: tool_parser(body, served),
     )
     job = Job(service, served, choices, len(prompt.ids), len(choices))
-    request.state.usage = job.usage  # for the log
+    request.state.work = job
     await job.start()
     return job
 

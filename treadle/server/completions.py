@@ -24,7 +24,7 @@ from treadle.server.generation import (
 from treadle.server.grammar import answer_grammar
 from treadle.server.prompt import check_size
 from treadle.server.schema import CompletionBody
-from treadle.server.service import Served, body_of, service_of
+from treadle.server.service import Served, body_of, model_for, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
 
 MAX_PROMPTS = 128
@@ -35,7 +35,7 @@ async def completions(request: HttpRequest) -> Response | EventStream:
     """Choices are numbered prompt by prompt: prompt p, sample i is choice ``p * n + i``."""
     service = service_of(request)
     body, size = await body_of(request, CompletionBody)
-    served = service.find(body.model)
+    served = model_for(request, body.model)
     _check(body)
     prompts = await aside(size, lambda: _prompts(body, served))
     job = _job(request, body, served, prompts, await answer_grammar(body, served))
@@ -102,7 +102,7 @@ def _job(
         params = msgspec.structs.replace(params, grammar=grammar)
         choices += make_choices(request, body, served, ids, params, thinking=None)
     job = Job(service_of(request), served, choices, sum(map(len, prompts)), body.n or 1)
-    request.state.usage = job.usage  # for the log
+    request.state.work = job
     return job
 
 

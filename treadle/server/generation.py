@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from treadle.core import Output, Request, SamplingParams, TokenLogprobs, Treadle
 from treadle.engine.interfaces import BadRequest, QueueFull, TooMany
 from treadle.server.errors import ApiError
 from treadle.server.schema import Sampling
-from treadle.server.service import Served, Service
+from treadle.server.service import Served, Service, key_of
 from treadle.server.textside import AnswerText, Reasoning, TextSide
 from treadle.text.tools import ToolDelta, ToolParser
 
@@ -255,7 +256,7 @@ def make_choices(
             params=own,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
-            user=http.state.key,
+            user=key_of(http).id,
         )
         parser = tools()
         text = served.text.answer(
@@ -283,6 +284,7 @@ class Job:
     choices: list[Choice]
     prompt_tokens: int  # counted once, however many choices
     n: int
+    first_token: float | None = None  # when it came, on the clock of time.perf_counter
     _running: set[str] = field(default_factory=set)
     _streams: Sequence[AsyncIterator[Output]] = ()
     _ending: ApiError | None = None
@@ -332,6 +334,8 @@ class Job:
                             continue  # came after the stop string was found; the last one has the counts
                         piece = choice.feed(output)
                         clock.tokens()
+                        if self.first_token is None:
+                            self.first_token = time.perf_counter()
                         if piece.finish is not None:
                             await self._finish(choice, output)
                         yield index, piece

@@ -135,7 +135,7 @@ class RouteMetrics:
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
     state = scope["state"]
-    usage = state["usage"]() if "usage" in state else {"prompt_tokens": 0, "completion_tokens": 0}
+    usage = state["work"].usage() if "work" in state else {"prompt_tokens": 0, "completion_tokens": 0}
     log.debug(
         "%s %s %d: %d prompt and %d completion tokens in %.3f s, request %s",
         scope["method"],

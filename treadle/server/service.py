@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 
 from treadle.config import Config
 from treadle.core import Output, Request, TreadleError
+from treadle.keys.records import Key
 from treadle.server.body import aside, parse_json, read
 from treadle.server.errors import ApiError
 from treadle.server.metrics import Metrics
@@ -162,15 +163,32 @@ class Service:
             raise ApiError(503, message, code="model_failed", headers={"Retry-After": "60"})
         return self._served
 
-    def find(self, name: str | None) -> Served:
-        """The served model if ``name`` is one of its names (None: the only one there is), else ApiError
-        404."""
+    def find(self, name: str | None, key: Key) -> Served:
+        """The served model if ``name`` is one of its names (None: the only one there is) and ``key`` may use
+        it, else ApiError 404."""
         served = self.served()
-        if name is None or name == served.name or name in served.aliases:
+        names = {served.name, *served.aliases}
+        allowed = key.may_use(names)
+        if allowed and (name is None or name in names):
             return served
-        known = ", ".join((served.name, *served.aliases))
-        message = f"the model {name[:100]!r} is not served here; served: {known}"
+        known = ", ".join((served.name, *served.aliases)) if allowed else "none"
+        where = "to this key" if key.models else "here"
+        message = f"the model {(name or served.name)[:100]!r} is not served {where}; served: {known}"
         raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def key_of(request: HttpRequest) -> Key:
+    """Whose request it is, as ``treadle.server.auth`` found out."""
+    key: Key = request.state.key
+    return key
+
+
+def model_for(request: HttpRequest, name: str | None) -> Served:
+    """The served model called ``name`` for whoever makes this request, see ``Service.find``; the log and the
+    usage of the key name it."""
+    served = service_of(request).find(name, key_of(request))
+    request.state.model = served.name
+    return served
 
 
 def service_of(request: HttpRequest) -> Service:
