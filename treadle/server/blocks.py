@@ -1,0 +1,134 @@
+"""One answer as blocks: runs of reasoning, text and tool calls, in the order in which the model wrote them.
+
+The Responses API and the Messages API are made of such blocks; chat completions have fields of a message
+instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from treadle.server.generation import Job, Piece, TokenText
+from treadle.text.tools import ToolDelta
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+@dataclass(eq=False)
+class Block:
+    """A run of one kind. ``text``: all of it so far; of a call, the arguments."""
+
+    kind: Kind
+    index: int
+    id: str = ""  # of a call
+    name: str = ""  # of a call
+    text: str = ""
+    tokens: list[TokenText] = field(default_factory=list)  # of text, if log-probabilities were asked for
+
+
+class Begin(NamedTuple):
+    """A block begins."""
+
+    block: Block
+
+
+class Grow(NamedTuple):
+    """``block`` has become longer by ``text``, which may be empty, and by ``tokens``."""
+
+    block: Block
+    text: str
+    tokens: list[TokenText]
+
+
+class End(NamedTuple):
+    """A block is complete, or, if it is the last one, as long as it gets."""
+
+    block: Block
+
+
+Step = Begin | Grow | End
+
+
+class BlockAnswer:
+    """The only choice of ``job``. ``finish`` is the finish_reason, set before the last block ends."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.blocks: list[Block] = []
+        self.finish = ""
+        self._open: Block | None = None
+        self._read = 0  # tokens
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self.job.choices[0].stopped
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """What happens, until the answer is complete. Raises ApiError if the engine fails; closing it cancels
+        the answer."""
+        async with contextlib.aclosing(self.job.pieces()) as pieces:
+            async for _, piece in pieces:
+                for step in self._take(piece):
+                    yield step
+        for step in self._end():
+            yield step
+
+    async def complete(self) -> None:
+        """Run to the end; the result is in ``blocks``."""
+        async with contextlib.aclosing(self.steps()) as steps:
+            async for _ in steps:
+                pass
+
+    def _take(self, piece: Piece) -> Iterator[Step]:
+        tokens = self._answer_tokens(piece)
+        for name, text in piece.deltas:
+            kind: Kind = "reasoning" if name == b"reasoning_content" else "text"
+            block = self._open
+            if block is None or block.kind != kind:
+                yield from self._end()
+                block = Block(kind, len(self.blocks))
+                yield self._begin(block)
+            if kind == "text":
+                yield self._grow(block, text, tokens)
+                tokens = []
+            else:
+                yield self._grow(block, text, [])
+        if tokens and self._open is not None and self._open.kind == "text" and not piece.calls:
+            yield self._grow(self._open, "", tokens)
+        for delta in piece.calls:
+            yield from self._call(delta)
+        self.finish = piece.finish or ""
+
+    def _answer_tokens(self, piece: Piece) -> list[TokenText]:
+        """The tokens of a piece that are not reasoning."""
+        tokens = piece.tokens or []
+        reasoning = max(self.job.choices[0].reasoning_tokens - self._read, 0)
+        self._read += len(tokens)
+        return tokens[reasoning:]
+
+    def _call(self, delta: ToolDelta) -> Iterator[Step]:
+        if delta.name is not None:
+            yield from self._end()
+            yield self._begin(Block("call", len(self.blocks), delta.id or "", delta.name))
+        if delta.arguments and self._open is not None:
+            yield self._grow(self._open, delta.arguments, [])
+
+    def _begin(self, block: Block) -> Begin:
+        self._open = block
+        self.blocks.append(block)
+        return Begin(block)
+
+    @staticmethod
+    def _grow(block: Block, text: str, tokens: list[TokenText]) -> Grow:
+        block.text += text
+        block.tokens += tokens
+        return Grow(block, text, tokens)
+
+    def _end(self) -> Iterator[Step]:
+        block, self._open = self._open, None
+        if block is not None:
+            yield End(block)
