@@ -19,6 +19,8 @@ from treadle.server.chat import chat_completions
 from treadle.server.completions import completions
 from treadle.server.errors import ApiError, json_response
 from treadle.server.middleware import Cors, RequestIds, RouteMetrics
+from treadle.server.responses.routes import create_response, stored_input_items, stored_response
+from treadle.server.responses.store import ResponseStore
 from treadle.server.service import Load, Service, key_of, model_for, service_of
 from treadle.server.tokens import detokenize, tokenize
 
@@ -53,6 +55,9 @@ def create_app(config: Config, load: Load, version: str) -> Starlette:
             Route("/v1/models/{name:path}", model),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/responses", create_response, methods=["POST"]),
+            Route("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
+            Route("/v1/responses/{id}/input_items", stored_input_items),
         ],
         middleware=[
             Middleware(RequestIds),
@@ -65,6 +70,7 @@ def create_app(config: Config, load: Load, version: str) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.responses = ResponseStore()
     return app
 
 
