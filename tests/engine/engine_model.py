@@ -131,6 +131,9 @@ class ModelRunner:
         ones = sum(length == 1 for length in query_lens.tolist())
         self.now += self._cost(ones, len(tokens) - ones)
 
+    def step_bytes(self, query_lens: Ids, past_lens: Ids, logits_rows: Ids) -> int:
+        return 1000 + 100 * len(logits_rows) + int(query_lens.sum() + past_lens.sum())
+
     def sample(self, rows: Sequence[int], states: Sequence[SamplerState]) -> SampleResult:
         mine = [state for state in states if isinstance(state, State)]
         if bad := [i for i, state in enumerate(mine) if state.bias]:

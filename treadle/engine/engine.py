@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class EngineConfig:
     target_itl: float = 0.1  # seconds between two tokens of a running request that prefill should not exceed
     max_queue: int = 256  # requests that may wait besides those that run
     speculation: bool = True  # guess tokens by prompt lookup where that pays
+    read_limit: float = 0.0  # bytes per second that the machine can read; 0: not known
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
     step_tokens_total: int = 0  # prompt tokens, decodes and guesses computed, recomputation included
     drafted_tokens_total: int = 0  # guesses that steps have checked
     accepted_tokens_total: int = 0  # of these, those that came true
+    read_bytes_total: int = 0  # that the steps had to read, see StepRunner.step_bytes
+    read_bytes_per_second: float = 0.0  # in the newest steps
+    read_limit_bytes_per_second: float = 0.0  # of the machine; 0: not known
+    read_share: float = 0.0  # the one over the other
 
 
 class Engine:
@@ -75,7 +81,8 @@ class Engine:
             clock=clock,
         )
         self._ended: list[Output] = []  # last outputs that no step has returned yet
-        self._stats = EngineStats(kv_blocks=runner.num_blocks)
+        self._stats = EngineStats(kv_blocks=runner.num_blocks, read_limit_bytes_per_second=config.read_limit)
+        self._read = (0, 0.0)  # read_bytes_total and step_seconds_total of the snapshot before
         self.info = EngineInfo(
             context=self._scheduler.context,
             vocab_size=runner.vocab_size,
@@ -175,6 +182,8 @@ class Engine:
         self._stats.steps_total += 1
         self._stats.step_seconds_total += seconds
         self._stats.step_tokens_total += len(batch.tokens)
+        read = self._runner.step_bytes(batch.query_lens, batch.past_lens, batch.logits_rows)
+        self._stats.read_bytes_total += read
 
     def _count(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -191,6 +200,12 @@ class Engine:
         stats.kv_blocks_held = scheduler.cache.held
         stats.kv_blocks_cached = scheduler.cache.idle
         stats.preemptions_total = scheduler.preemptions
+        read, seconds = self._read
+        if stats.step_seconds_total > seconds:
+            rate = (stats.read_bytes_total - read) / (stats.step_seconds_total - seconds)
+            stats.read_bytes_per_second = rate
+            stats.read_share = rate / (stats.read_limit_bytes_per_second or math.inf)
+            self._read = (stats.read_bytes_total, stats.step_seconds_total)
         return stats
 
     @contextmanager

@@ -49,6 +49,10 @@ class StepRunner(Protocol):
         """
         ...
 
+    def step_bytes(self, query_lens: Ids, past_lens: Ids, logits_rows: Ids, /) -> int:
+        """Bytes that such a step must at least read from memory: weights and the KV of each sequence once."""
+        ...
+
     def sample(self, rows: Items[int], states: Items[Any], /) -> SampleResult:
         """Choose one token per state (of those that ``new_state`` made); state i reads row ``rows[i]``
         (0..R-1) of the last run's logits.

@@ -65,9 +65,13 @@ def embedding_rows(file: GgufModelFile) -> int:
 
 def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
     """The loader of engine processes, see treadle.engine.process."""
+    runner = load_runner(config, progress)
     return Engine(
-        load_runner(config, progress),
+        runner,
         EngineConfig(
-            target_itl=config.target_itl, max_queue=config.max_queue, speculation=config.speculation
+            target_itl=config.target_itl,
+            max_queue=config.max_queue,
+            speculation=config.speculation,
+            read_limit=runner.measure_read_limit(),
         ),
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from treadle import _native, machine
 from treadle.core import Request, TreadleError
-from treadle.engine.grammar import Grammars, GuidedState, settle
+from treadle.engine.grammar import Grammars, GuidedState, is_guided, settle
 from treadle.engine.interfaces import Ids, SampleResult
 from treadle.engine.kv.pool import BLOCK
 from treadle.models import builder
@@ -25,6 +25,7 @@ from treadle.weights.loader import Progress, Weights
 # Models with fewer weights than this feel the rounding of activations to 8 bits (docs/performance.md), and
 # have speed to spare: they get 15 bits where the weight format allows it.
 TWO_BYTES_BELOW = 400_000_000
+_READ_BYTES = 256 << 20  # more than a core's share of any last-level cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,9 @@ class Runner:
             )
         self._logits = graph.logits_buffer
         self.weight_bytes = weights.packed_bytes
+        output = "output.weight" if "output.weight" in weights else "token_embd.weight"
+        self._output_bytes = weights.matrix(output).nbytes
+        self._token_bytes = model.layers * 2 * model.kv_heads * model.head_dim * 2
         self.eos_ids = eos_ids
         self.vocab_size = int(file.tensor("token_embd.weight").shape[0])
         self.tables: Ids = np.zeros((self.max_sequences, -(-self.context // BLOCK)), np.int32)
@@ -103,6 +107,16 @@ class Runner:
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:
         """See StepRunner.run."""
         self._program.run(tokens, query_lens, past_lens, slots, logits_rows, self.tables)
+
+    def step_bytes(self, query_lens: Ids, past_lens: Ids, logits_rows: Ids, /) -> int:
+        """See StepRunner.step_bytes."""
+        weights = self.weight_bytes if len(logits_rows) else self.weight_bytes - self._output_bytes
+        return weights + self._token_bytes * int(query_lens.sum() + past_lens.sum())
+
+    def measure_read_limit(self) -> float:
+        """Bytes per second at which the workers read memory: the limit of every step. Takes about 0.2 s."""
+        seconds = _native.bench_read(self._pool, _READ_BYTES, 3)
+        return _READ_BYTES / min(seconds)
 
     @property
     def logits(self) -> NDArray[np.float32]:
@@ -133,7 +147,7 @@ class Runner:
             "logprobs": p.logprobs,
             "seed": p.seed,
         }
-        if p.grammar is None:
+        if not is_guided(p):
             return _native.SamplerState(self.vocab_size, **sampling)
         if self._grammars is None:
             raise ValueError("grammar: this engine has no tokenizer, so it cannot follow grammars")

@@ -35,6 +35,10 @@ _ENGINE = {
     "step_tokens_total": "Tokens computed: of prompts, of answers, guesses, and what was computed again.",
     "drafted_tokens_total": "Guessed tokens that the model has checked.",
     "accepted_tokens_total": "Guessed tokens that came true.",
+    "read_bytes_total": "Bytes that steps had to read: weights, and the KV of each sequence, once.",
+    "read_bytes_per_second": "The same in the newest steps, per second of them.",
+    "read_limit_bytes_per_second": "What this machine can read, measured when the engine started.",
+    "read_share": "Reading in the newest steps as a share of that limit.",
     "restarts_total": "Starts of the engine process after the first.",
 }
 
