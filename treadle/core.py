@@ -37,6 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str | None = None  # what the answer must follow, as treadle.engine.grammar takes it
     # where the grammar begins: at once, after the think block that the prompt opened, or the model may open
     reasoning: Literal["none", "open", "may_open"] = "none"
+    reasoning_budget: int | None = None  # tokens after which the think block is closed; None: any number
 
 
 class Request(msgspec.Struct, kw_only=True):

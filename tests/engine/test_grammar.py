@@ -65,7 +65,7 @@ def test_a_grammar_that_grows_too_large_says_so_without_quoting_it(
     assert secret.failure is None
     for token in smol.text.encode('{"'):
         secret.accept(token)
-    assert not secret.words.any()
+    assert secret.words is not None and not secret.words.any()
     assert secret.failure is not None
     assert "items; max is" in secret.failure
     assert caplog.messages[0] == secret.failure
@@ -77,6 +77,7 @@ def guide(grammars: Grammars, schema: Any, **options: Any) -> Guide:
 
 
 def allowed(guide: Guide) -> set[int]:
+    assert guide.words is not None
     bits = np.unpackbits(guide.words.view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())
 
@@ -167,3 +168,65 @@ def test_vocabulary_is_indexed_once(smol: Grammars) -> None:
     first = smol.prepare()
     assert isinstance(first, Future)
     assert smol.prepare() is first
+
+
+def budgeted(grammars: Grammars, reasoning: Any, budget: int | None, schema: Any = None) -> Guide:
+    grammar = LLMatcher.grammar_from_json_schema(schema) if schema is not None else None
+    tokenizer = grammars.prepare().result() if grammar else None
+    return Guide(
+        grammars, tokenizer, SamplingParams(grammar=grammar, reasoning=reasoning, reasoning_budget=budget)
+    )
+
+
+@pytest.mark.parametrize("schema", [None, {"type": "integer"}])
+@pytest.mark.parametrize(("reasoning", "budget"), [("open", 0), ("open", 3), ("may_open", 2)])
+def test_a_think_block_is_closed_at_its_budget(
+    r1: Grammars, reasoning: str, budget: int, schema: Any
+) -> None:
+    walk = budgeted(r1, reasoning, budget, schema)
+    if reasoning == "may_open":
+        walk.accept(r1.text.encode("<think>", specials=True)[0])
+    for token in r1.text.encode("one two three four")[:budget]:
+        assert walk.words is not None and not allowed(walk) & r1.text.eos_ids
+        walk.accept(token)
+    closing = []
+    while walk.words is not None and len(forced := allowed(walk)) == 1:
+        closing.append(forced.pop())
+        walk.accept(closing[-1])
+    assert r1.text.decode(closing, skip_specials=False) == "\n</think>\n\n"
+    assert r1.text.encode("</think>", specials=True)[0] in closing
+    if schema is None:
+        assert walk.words is None
+    else:
+        accept(walk, r1.text, "12")
+
+
+def test_a_block_that_closes_itself_is_left_alone(r1: Grammars) -> None:
+    walk = budgeted(r1, "open", 50)
+    for token in r1.text.encode("Well</think>", specials=True):
+        walk.accept(token)
+    assert walk.words is None
+    for token in r1.text.encode(" and so on" * 30):
+        walk.accept(token)
+        assert walk.words is None
+
+
+def test_without_a_budget_the_model_may_not_open_a_block(r1: Grammars) -> None:
+    think = r1.text.encode("<think>", specials=True)[0]
+    free = budgeted(r1, "may_open", 0)
+    assert free.words is not None and allowed(free) == set(range(r1.vocab_size)) - {think}
+    free.accept(r1.text.encode("Well")[0])
+    assert free.words is None
+    assert think not in allowed(budgeted(r1, "may_open", 0, {"type": "integer"}))
+
+
+def test_the_sampler_is_made_to_close_the_block(r1: Grammars) -> None:
+    sampler = _native.Sampler(r1.vocab_size)
+    state = GuidedState(r1, SamplingParams(reasoning="open", reasoning_budget=4), seed=1)
+    logits = np.random.default_rng(0).normal(size=(1, r1.vocab_size)).astype(np.float32)
+    ids: list[int] = []
+    while len(ids) < 12:
+        settle([state])
+        ids.append(int(sampler.sample(logits, [0], [state])[0][0]))
+        state.accept(ids[-1])
+    assert r1.text.decode(ids[4:], skip_specials=False).startswith("\n</think>\n\n")

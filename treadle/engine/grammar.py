@@ -1,4 +1,5 @@
-"""Answers that must follow a grammar: which tokens may come next, worked out beside the steps of the model.
+"""Answers that must follow a grammar, and reasoning that must end: which tokens may come next, worked out
+beside the steps of the model.
 
 A grammar is what ``llguidance`` takes: a text in its Lark dialect, or its JSON form.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,10 +47,28 @@ class Grammars:
         return self._loading
 
     def _load(self) -> LLTokenizer:
-        self.not_end = self.words(set(range(self.vocab_size)) - self.text.eos_ids)
-        newlines = [id for id in range(self.text.vocab_size) if not self.token_bytes(id).strip(b"\n")]
-        self.newlines = self.words({id for id in newlines if self.token_bytes(id)})
         return index(self.text, self.vocab_size)
+
+    @cached_property
+    def not_end(self) -> Words:
+        """All tokens but those that end the text."""
+        return self.words(set(range(self.vocab_size)) - self.text.eos_ids)
+
+    @cached_property
+    def not_open(self) -> Words:
+        """All tokens but the one that opens a think block."""
+        return self.words(set(range(self.vocab_size)) - {self.open_id})
+
+    @cached_property
+    def newlines(self) -> Words:
+        """Tokens of nothing but newlines."""
+        ids = range(self.text.vocab_size)
+        return self.words({id for id in ids if (data := self.token_bytes(id)) and not data.strip(b"\n")})
+
+    @cached_property
+    def closing(self) -> list[int]:
+        """The tokens that close a think block which has become too long."""
+        return self.text.encode(f"\n{CLOSE}\n\n", specials=True)
 
     def words(self, ids: set[int]) -> Words:
         """A mask that allows ``ids``."""
@@ -62,34 +82,57 @@ class Grammars:
 
 
 class Guide:
-    """Follows one answer. ``accept`` every token; ``words`` then allows what may follow.
+    """Follows one answer. ``accept`` every token; ``words`` then allows what may follow (None: anything).
 
-    Reasoning is free, except that the text cannot end in it; the grammar rules what comes after. Between the
-    two one token of newlines is free, as models are used to. When the grammar breaks or a token does not fit,
-    nothing is allowed any more, so that the answer fails rather than going on without its grammar.
+    Reasoning is free, except that the text cannot end in it, and that its block is closed once it has
+    ``reasoning_budget`` tokens; the grammar, if there is one, rules what comes after. Between the two one
+    token of newlines is free, as models are used to. When the grammar breaks or a token does not fit, nothing
+    is allowed any more, so that the answer fails rather than going on without its grammar.
     """
 
-    def __init__(self, grammars: Grammars, tokenizer: LLTokenizer, params: SamplingParams) -> None:
-        assert params.grammar is not None
+    def __init__(self, grammars: Grammars, tokenizer: LLTokenizer | None, params: SamplingParams) -> None:
+        """``tokenizer``: needed for a grammar only."""
         self._grammars = grammars
-        self._matcher = matcher(tokenizer, params.grammar)
+        self._matcher = (
+            matcher(tokenizer, params.grammar)
+            if tokenizer is not None and params.grammar is not None
+            else None
+        )
         self.failure: str | None = None  # why nothing is allowed any more
         self._phase = {"none": "answer", "open": "reasoning", "may_open": "start"}[params.reasoning]
+        self._budget = params.reasoning_budget
+        self._closing: list[int] = []  # what must come next, last first
         self._tail = b""  # end of the reasoning, which may hold the beginning of its closing tag
+        self._close_in_time()
         self.words = self._words()
 
     def accept(self, token: int) -> None:
         """Take the next token."""
-        if self._phase == "reasoning":
-            self._reason(token)
-        elif self._phase == "start" and token == self._grammars.open_id:
-            self._phase = "reasoning"
-        elif self._phase == "between" and not self._matcher.validate_tokens([token]):
-            self._phase = "answer"  # newlines, or the mask would not have allowed it
-        else:
-            self._phase = "answer"
-            self._matcher.consume_token(token)
+        match self._phase:
+            case "reasoning":
+                if self._budget is not None:
+                    self._budget -= 1
+                self._reason(token)
+                self._close_in_time()
+            case "closing":
+                self._closing.pop()
+                self._phase = "closing" if self._closing else "answer"
+            case "start" if token == self._grammars.open_id:
+                self._phase = "reasoning"
+                self._close_in_time()
+            case _:
+                self._answer(token)
         self.words = self._words()
+
+    def _close_in_time(self) -> None:
+        if self._phase == "reasoning" and self._budget is not None and self._budget <= 0:
+            self._phase, self._closing = "closing", self._grammars.closing[::-1]
+
+    def _answer(self, token: int) -> None:
+        between, self._phase = self._phase == "between", "answer"
+        if self._matcher is None or (between and not self._matcher.validate_tokens([token])):
+            return  # newlines, or the mask would not have allowed it
+        self._matcher.consume_token(token)
 
     def _reason(self, token: int) -> None:
         close = CLOSE.encode()
@@ -99,12 +142,19 @@ class Guide:
         if not found:
             return
         self._phase = "answer" if rest else "between"
-        if rest.strip():  # one token that closes the block and begins the answer
+        if rest.strip() and self._matcher is not None:  # a token that closes the block and begins the answer
+            rest.strip() and self._matcher is not None
+        ):  # one token that closes the block and begins the answer
             self._matcher.consume_tokens(self._grammars.text.encode(rest.decode("utf-8", "replace")))
 
-    def _words(self) -> Words:
+    def _words(self) -> Words | None:
         if self._phase == "reasoning":
             return self._grammars.not_end
+        if self._phase == "closing":
+            return self._grammars.words({self._closing[-1]})
+        if self._matcher is None:
+            opens = self._phase == "start" and self._grammars.open_id is not None
+            return self._grammars.not_open if opens and self._budget == 0 else None
         words: Words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         words = words[: (self._grammars.vocab_size + 31) // 32]
         if self._matcher.is_error():
@@ -113,32 +163,35 @@ class Guide:
             return np.zeros_like(words)
         if self._phase == "between":
             return words | self._grammars.newlines
-        if self._phase == "start" and self._grammars.open_id is not None:
+        if self._phase == "start" and self._grammars.open_id is not None and self._budget != 0:
             return words | self._grammars.words({self._grammars.open_id})
         return words
 
 
+def is_guided(params: SamplingParams) -> bool:
+    """Whether an answer needs a GuidedState."""
+    return params.grammar is not None or (params.reasoning_budget is not None and params.reasoning != "none")
+
+
 class GuidedState(_native.SamplerState):
-    """A sampler state whose mask follows a grammar. The masks are made on the threads of ``grammars``, while
-    the model computes the logits that they will be applied to; call ``settle`` before sampling."""
+    """A sampler state whose mask follows a grammar and a budget of reasoning. The masks are made on the
+    threads of ``grammars``, while the model computes the logits that they will be applied to; call ``settle``
+    before sampling."""
 
     def __init__(self, grammars: Grammars, params: SamplingParams, **sampling: Any) -> None:
         """``sampling``: parameters of SamplerState. Raises ValueError for those that oppose a grammar."""
-        if params.ignore_eos or params.min_tokens:
-            name = "ignore_eos" if params.ignore_eos else "min_tokens"
-            raise ValueError(f"{name} cannot be combined with a grammar, which decides where the answer ends")
-        if not grammars.text.eos_ids:
-            raise ValueError(
-                "grammar: this model has no token that ends a text, so it cannot follow grammars"
-            )
+        tokenizer: Future[LLTokenizer] | None = None
+        if params.grammar is not None:
+            _check(grammars, params)
+            tokenizer = grammars.prepare()
         super().__init__(grammars.vocab_size, **sampling)
         self._grammars = grammars
         self._guide: Guide | None = None
-        tokenizer = grammars.prepare()
+        self._mask: Words | None = None  # the one that is set
         self._pending: Future[None] | None = grammars.pool.submit(self._begin, tokenizer, params)
 
-    def _begin(self, tokenizer: Future[LLTokenizer], params: SamplingParams) -> None:
-        self._guide = Guide(self._grammars, tokenizer.result(), params)
+    def _begin(self, tokenizer: Future[LLTokenizer] | None, params: SamplingParams) -> None:
+        self._guide = Guide(self._grammars, tokenizer.result() if tokenizer else None, params)
 
     def accept(self, token: int) -> None:
         """Append one output token."""
@@ -158,7 +211,22 @@ class GuidedState(_native.SamplerState):
         self._pending.result()
         self._pending = None
         assert self._guide is not None
-        self.set_mask(self._guide.words)
+        words = self._guide.words
+        if words is self._mask:
+            return
+        self._mask = words
+        if words is None:
+            self.clear_mask()
+        else:
+            self.set_mask(words)
+
+
+def _check(grammars: Grammars, params: SamplingParams) -> None:
+    if params.ignore_eos or params.min_tokens:
+        name = "ignore_eos" if params.ignore_eos else "min_tokens"
+        raise ValueError(f"{name} cannot be combined with a grammar, which decides where the answer ends")
+    if not grammars.text.eos_ids:
+        raise ValueError("grammar: this model has no token that ends a text, so it cannot follow grammars")
 
 
 def settle(states: Sequence[_native.SamplerState]) -> None:
