@@ -142,9 +142,7 @@ class Guide:
         if not found:
             return
         self._phase = "answer" if rest else "between"
-        if rest.strip() and self._matcher is not None:  # a token that closes the block and begins the answer
-            rest.strip() and self._matcher is not None
-        ):  # one token that closes the block and begins the answer
+        if rest.strip() and self._matcher is not None:  # one token that closes the block and begins more
             self._matcher.consume_tokens(self._grammars.text.encode(rest.decode("utf-8", "replace")))
 
     def _words(self) -> Words | None:
