@@ -43,12 +43,23 @@ async def chat_completions(request: HttpRequest) -> Response | EventStream:
     return json_response(whole) if whole is not None else Response(status_code=499)
 
 
-async def start_chat(request: HttpRequest, body: ChatBody, size: int) -> Job:
+async def start_chat(request: HttpRequest, body: ChatBody, size: int, *, cut: bool = False) -> Job:
     """The one way from a chat body (made of ``size`` bytes) to running choices; every kind of conversation
-    takes it. Raises ApiError, with nothing running, for all that can be wrong."""
+    takes it. Raises ApiError, with nothing running, for all that can be wrong.
+
+    cut: a limit of tokens that the context has no room for is lowered, not refused.
+    """
     served = model_for(request, body.model)
     _check(body, served)
-    return await _job(request, body, served, size)
+    return await _job(request, body, served, size, cut)
+
+
+async def chat_prompt(request: HttpRequest, body: ChatBody, size: int) -> ChatPrompt:
+    """The prompt that ``start_chat`` would begin with, however long it is."""
+    served = model_for(request, body.model)
+    _check(body, served)
+    tools = body.tools if calls_tools(body) else None
+    return await aside(size, lambda: encode_chat(served, body, body.continue_final_message or False, tools))
 
 
 def _check(body: ChatBody, served: Served) -> None:
@@ -59,7 +70,7 @@ def _check(body: ChatBody, served: Served) -> None:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
 
 
-async def _job(request: HttpRequest, body: ChatBody, served: Served, size: int) -> Job:
+async def _job(request: HttpRequest, body: ChatBody, served: Served, size: int, cut: bool) -> Job:
     service = service_of(request)
     tools = body.tools if calls_tools(body) else None
     grammar = await answer_grammar(body, served)
@@ -69,6 +80,8 @@ async def _job(request: HttpRequest, body: ChatBody, served: Served, size: int) 
     prompt = await aside(size, lambda: _prompt(served, body, tools))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
+    if cut and limit is not None:
+        limit = max(min(limit, served.context - len(prompt.ids)), 1)
     params = sampling_params(body, served, len(prompt.ids), limit, "messages", logprobs)
     if grammar is not None:
         reasoning = "open" if prompt.thinking else "may_open" if prompt.may_think else "none"
