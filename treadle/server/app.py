@@ -14,6 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from treadle.config import Config
+from treadle.server.anthropic.errors import MessagesErrors
+from treadle.server.anthropic.routes import count_tokens, create_message
 from treadle.server.auth import Auth, Keys
 from treadle.server.chat import chat_completions
 from treadle.server.completions import completions
@@ -58,8 +60,11 @@ def create_app(config: Config, load: Load, version: str) -> Starlette:
             Route("/v1/responses", create_response, methods=["POST"]),
             Route("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/input_items", stored_input_items),
+            Route("/v1/messages", create_message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
         ],
         middleware=[
+            Middleware(MessagesErrors),
             Middleware(RequestIds),
             Middleware(RouteMetrics, metrics=service.metrics),
             Middleware(Cors, origins=config.cors_origin),
