@@ -15,7 +15,7 @@ from treadle.server.schema import ChatBody, validate
 from treadle.server.service import body_of, service_of
 from treadle.server.sse import EventStream, while_connected
 
-VERSION = "2023-06-01"
+VERSIONS = ("2023-06-01", "2026-10-21")  # the later one only forbids more
 
 
 async def create_message(request: HttpRequest) -> Response | EventStream:
@@ -47,7 +47,7 @@ async def count_tokens(request: HttpRequest) -> Response:
 
 
 def _check_version(request: HttpRequest) -> None:
-    version = request.headers.get("anthropic-version", VERSION)
-    if version != VERSION:
-        message = f"anthropic-version: only {VERSION} is supported; got {version[:50]!r}"
+    version = request.headers.get("anthropic-version", VERSIONS[-1])
+    if version not in VERSIONS:
+        message = f"anthropic-version: must be {' or '.join(VERSIONS)}; got {version[:50]!r}"
         raise ApiError(400, message, code="unsupported_parameter")

@@ -102,7 +102,7 @@ Block = Annotated[
 class Message(Strict):
     """One turn."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[Block], Field(max_length=4096), Tag("<list>")],
         Discriminator(_is_text),
