@@ -3,6 +3,7 @@ contained."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from treadle.core import TreadleError
-from treadle.text import ChatTemplate, Tokenizer, render_chat
+from treadle.text import ChatTemplate, Tokenizer, ToolFormat, render_chat
 
 TURN = [
     {"role": "system", "content": "Be brief. <b>Yes</b>"},
@@ -165,6 +166,77 @@ def test_content_parts(smol: Tokenizer) -> None:
         render_chat(smol, image)
 
 
+FIND: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "description": "Finds <|im_end|> things",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}},
+    },
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"what": "北京"}'}}
+
+
+def test_r1_is_told_of_tools(r1: Tokenizer) -> None:
+    template = ChatTemplate(r1)
+    assert template.tools is ToolFormat.DEEPSEEK
+    ask = [{"role": "user", "content": "hi"}]
+    with_system = [{"role": "system", "content": "Be brief."}, *ask]
+    for messages in (ask, with_system):
+        text = template.render(messages, [FIND]).text
+        system, user = text.split("<｜User｜>")
+        assert user == "hi<｜Assistant｜><think>\n"
+        assert json.dumps(FIND["function"], ensure_ascii=False) in system
+        assert "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>" in system
+        assert ("Be brief.\n\n" in system) == (messages is with_system)
+    assert template.render(ask).text == template.render(ask, []).text
+
+
+def test_users_cannot_write_control_tokens_in_tools(smol: Tokenizer) -> None:
+    template = ChatTemplate(smol)
+    messages = [{"role": "user", "content": "hi"}]
+    evil, tame = copy.deepcopy(FIND), copy.deepcopy(FIND)
+    tame["function"]["description"] = "Finds things"
+    counts = [template.render(messages, [tool]).ids.count(2) for tool in (evil, tame)]
+    assert counts[0] == counts[1]
+
+
+def test_calls_and_results_are_told_where_the_template_shows_none(smol: Tokenizer) -> None:
+    template = ChatTemplate(smol)
+    assert template.tools is ToolFormat.HERMES
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "39.9 N"},
+        {"role": "tool", "tool_call_id": "c1", "content": "116.4 E"},
+    ]
+    text = template.render(messages, [FIND]).text
+    call = '<tool_call>\n{"name": "find", "arguments": {"what": "北京"}}\n</tool_call>'
+    assert f"<|im_start|>assistant\n{call}\n{call}<|im_end|>" in text
+    results = "<tool_response>\n39.9 N\n</tool_response>\n<tool_response>\n116.4 E\n</tool_response>"
+    assert f"<|im_start|>user\n{results}<|im_end|>" in text
+    assert text.index("You can call functions") < text.index("Where?")
+
+
+def test_tools_go_to_the_user_where_the_system_is_refused(smol: Tokenizer) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+    )
+    text = ChatTemplate(smol, source).render([{"role": "user", "content": "hi"}], [FIND]).text
+    assert text.startswith("<|im_start|>user You can call functions")
+    assert text.endswith("\n\nhi<|im_end|>")
+
+
+def test_words_beside_a_call_are_kept(r1: Tokenizer) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
+    ]
+    text = render_chat(r1, messages, add_generation_prompt=False).text
+    assert "I look." in text and "<｜tool▁sep｜>find" in text
+
+
 @pytest.mark.parametrize("content", [None, ""])
 def test_tool_call_turn_without_content(r1: Tokenizer, content: str | None) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "w", "arguments": '{"city": "北京"}'}}
@@ -180,11 +252,11 @@ def test_tool_call_turn_without_content(r1: Tokenizer, content: str | None) -> N
 def test_arguments_become_objects_for_templates_that_want_them(smol: Tokenizer) -> None:
     source = (
         "{% for m in messages %}{% for c in m.tool_calls %}"
-        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+        "{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{{ m.content }}{% endfor %}"
     )
     call = {"type": "function", "function": {"name": "w", "arguments": '{"a": ["北"]}'}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
-    assert ChatTemplate(smol, source).render(messages).text == '{"a": ["北"]}'
+    assert ChatTemplate(smol, source).render(messages).text == 'w {"a": ["北"]}'
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,7 @@ from treadle.text.chat import ChatTemplate
 from treadle.text.detokenizer import Detokenizer
 from treadle.text.reasoning import CLOSE, ReasoningSplitter
 from treadle.text.tokenizer import Tokenizer, think_ids
-from treadle.text.tools import ToolFormat, mark_ids, tool_format
-
-_PROBE = "probe_of_tools"
+from treadle.text.tools import ToolFormat, mark_ids
 
 
 class ModelText:
@@ -33,7 +31,7 @@ class ModelText:
             self._no_chat = str(error)
         source = self._chat.source if self._chat else ""
         self._reasons = CLOSE in source or None not in think_ids(tokenizer)
-        self._tools = tool_format(source) if self._chat and _shows_tools(self._chat) else None
+        self._tools = self._chat.tools if self._chat else None
         self._marks = mark_ids(tokenizer, self._tools)
         self.longest_token = max(len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size))
 
@@ -80,6 +78,10 @@ class ModelText:
         """See TextSide."""
         return self._tokenizer.decode(token_ids, skip_specials=False)
 
+    def token_id(self, text: str) -> int | None:
+        """See TextSide."""
+        return self._tokenizer.token_id(text)
+
     def token_bytes(self, token_id: int) -> bytes:
         """See TextSide."""
         return self._tokenizer.token_bytes(token_id)
@@ -99,13 +101,3 @@ class ModelText:
     def reasoning(self, *, thinking: bool) -> ReasoningSplitter | None:
         """See TextSide."""
         return ReasoningSplitter(started=thinking) if self._reasons else None
-
-
-def _shows_tools(chat: ChatTemplate) -> bool:
-    """Whether the template puts tools into the prompt; some know calls in the history only."""
-    function = {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}}
-    try:
-        prompt = chat.render([{"role": "user", "content": "x"}], [{"type": "function", "function": function}])
-    except TreadleError:
-        return False
-    return _PROBE in prompt.text

@@ -86,7 +86,7 @@ class TextSide(Protocol):
 
     @property
     def tools(self) -> ToolFormat | None:
-        """How the model writes tool calls; None if its chat template does not show it any tools."""
+        """How the model writes tool calls; None if it cannot be told of tools."""
         ...
 
     @property
@@ -106,6 +106,10 @@ class TextSide(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
+        ...
+
+    def token_id(self, text: str) -> int | None:
+        """Id of a control token by its spelling."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -13,6 +13,8 @@ from treadle.text.reasoning import CLOSE, OPEN
 from treadle.text.sandbox import Template
 from treadle.text.shield import Shield
 from treadle.text.tokenizer import Tokenizer
+from treadle.text.toolprompt import instructions, listed, told, with_place
+from treadle.text.tools import ToolFormat, tool_format
 from treadle.text.vocabulary import THINK_TAGS
 
 _CHATML = (
@@ -23,6 +25,11 @@ _CHATML = (
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 _R1_ASSISTANT = "<｜Assistant｜>"
 _EMPTY_THOUGHT = f"{OPEN}\n\n{CLOSE}\n\n"
+_PROBE = "probe_of_tools"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,10 @@ class ChatTemplate:
     """Renders conversations for one model.
 
     Equals ``apply_chat_template`` of Hugging Face for the same messages, except that what users wrote never
-    becomes a control token, that reasoning in past turns is given to the template apart from the answer, and
-    that DeepSeek-R1's older template gets its think block opened (``force_thinking``; a request switches it
-    with ``enable_thinking``). Raises TreadleError for a template that cannot be compiled, or where the model
-    has none and no ChatML tokens.
+    becomes a control token, that reasoning in past turns is given to the template apart from the answer, that
+    tools are told in words where the template does not know them, and that DeepSeek-R1's older template gets
+    its think block opened (``force_thinking``; a request switches it with ``enable_thinking``). Raises
+    TreadleError for a template that cannot be compiled, or where the model has none and no ChatML tokens.
     """
 
     def __init__(
@@ -61,7 +68,12 @@ class ChatTemplate:
         self._force_thinking = force_thinking
         self._is_r1 = _R1_ASSISTANT in source and CLOSE in source and "thinking" not in source
         self._spellings = sorted(tokenizer.control_texts | set(THINK_TAGS))
-        self._calls = self._call_style()
+        style = self._call_style()
+        self._calls = style or CallStyle(False, "")
+        self._knows_history = style is not None
+        self._format = tool_format(source) or ToolFormat.HERMES
+        self._teach_in: str | None = None  # role of the message that tells about tools
+        self.tools = self._tools()
 
     def render(
         self,
@@ -81,6 +93,11 @@ class ChatTemplate:
         if reserved := _RESERVED & template_kwargs.keys():
             raise TreadleError(f"chat_template_kwargs: {sorted(reserved)[0]!r} cannot be set there")
         chat = normalise(messages, self.source, self._calls, keep_last=continue_final_message)
+        if not self._knows_history:
+            chat = list(told(chat, self._format))
+        place = f"place{secrets.token_hex(8)}" if tools and self._teach_in else ""
+        if place:
+            chat = with_place(chat, place, self._teach_in or "")
         final = _Final(chat) if continue_final_message else None
         given = {
             "messages": chat,
@@ -102,6 +119,9 @@ class ChatTemplate:
             again = self._template.render({**fixed, **thorough.cover(given)})
             if thorough.uncover(again) == shield.uncover(text):
                 shield, text = thorough, again
+        if place and tools:
+            told_tools = instructions(self._format, shield.cover(listed(tools)))
+            text = text.replace(place, told_tools, 1)
         if final is not None:
             text = final.complete(text, shield)
         elif add_generation_prompt and self._is_r1:
@@ -118,8 +138,28 @@ class ChatTemplate:
         force = enabled or self._force_thinking
         return f"{OPEN}\n" if force and not opened and text.endswith(_R1_ASSISTANT) else ""
 
-    def _call_style(self) -> CallStyle:
-        """How this template wants tool calls: the first form of a small example that it shows."""
+    def _tools(self) -> ToolFormat | None:
+        """How the model writes calls; None if it cannot be told of tools, or writes them in a way of its
+        own."""
+        question = [{"role": "user", "content": "x"}]
+        if self._shows(_PROBE, question, [_PROBE_TOOL]):
+            return tool_format(self.source)
+        for role in ("system", "user"):
+            if self._shows(_PROBE, with_place(question, _PROBE, role), None):
+                self._teach_in = role
+                return self._format
+        return None
+
+    def _shows(self, text: str, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> bool:
+        try:
+            variables = {**self._tokenizer.template_variables, "messages": chat, "tools": tools}
+            return text in self._template.render({**variables, "add_generation_prompt": True})
+        except TreadleError:
+            return False
+
+    def _call_style(self) -> CallStyle | None:
+        """How this template wants tool calls: the first form of a small example that it shows; None if it
+        shows none, or no results."""
         for style in CALL_STYLES if "tool_calls" in self.source else ():
             arguments = {"probe": 1} if style.objects else '{"probe": 1}'
             call = {
@@ -130,6 +170,7 @@ class ChatTemplate:
             chat = [
                 {"role": "user", "content": "x"},
                 {"role": "assistant", "content": style.empty_content, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call00000", "name": "seek", "content": _PROBE},
             ]
             try:
                 text = self._template.render(
@@ -137,9 +178,9 @@ class ChatTemplate:
                 )
             except TreadleError:
                 continue
-            if "seek" in text and "'probe'" not in text and '\\"probe' not in text:
+            if "seek" in text and _PROBE in text and "'probe'" not in text and '\\"probe' not in text:
                 return style
-        return CALL_STYLES[0]
+        return None
 
 
 class _Final:

@@ -47,7 +47,12 @@ def normalise(
         plain["content"] = _text(message.get("content"), where, optional=bool(role == "assistant"))
         if role == "assistant":
             _part_reasoning(plain, template, whole=keep_last and index == len(messages) - 1)
-            if calls and not plain["content"]:
+            if calls and style.empty_content is None and plain["content"]:
+                # Such a template shows calls only where there is no content beside them.
+                told = {key: value for key, value in plain.items() if key != "tool_calls"}
+                chat.append(told)
+                plain = {"role": role, "content": None, "tool_calls": plain["tool_calls"]}
+            elif calls and not plain["content"]:
                 plain["content"] = style.empty_content
         chat.append(plain)
     return chat
