@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import secrets
 from typing import Any
 
@@ -150,7 +149,7 @@ def _thoughts(index: int, item: Item) -> str:
     if item.get("encrypted_content"):
         try:
             return base64.b64decode(item["encrypted_content"], validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             message = f"input[{index}].encrypted_content: not from this server; leave the item out"
             raise ApiError(400, message, param="input", code="invalid_value") from None
     return _text(item["summary"])

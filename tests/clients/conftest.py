@@ -1,0 +1,114 @@
+"""Two models for real clients: ``smol``, the default one in a real `treadle serve`, and ``thinker``, which
+reasons and calls tools as Qwen3 does, says what a test wants, and shows what it was told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.server.conftest import KEY, Api, scripted, server
+from tests.server.conftest import _running as running
+from tests.server.scripted import ScriptedEngine, byte_tokenizer
+from treadle.config import Config
+from treadle.server.service import Served
+from treadle.server.text import ModelText
+from treadle.text.tokenizer import Tokenizer
+
+__all__ = ["scripted", "server"]
+
+_TEMPLATE = (
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "Call with <tool_call>{}</tool_call>.<|end|>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{% if not loop.last or add_generation_prompt %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+_MARKS = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<tool_call>", "</tool_call>"]
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A call as the model ``thinker`` writes it."""
+    written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+class Thinker:
+    """A served model that says what it is told to say."""
+
+    name = "toy"
+
+    def __init__(self, api: Api, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+        self.api = api
+        self.url = api.url
+        self.engine = engine
+        self._tokenizer = tokenizer
+
+    def says(self, text: str) -> None:
+        """What it answers from now on."""
+        self.engine.token_ids = self._tokenizer.encode(text, specials=True)
+
+    @property
+    def prompt(self) -> str:
+        """The last prompt, control tokens included."""
+        return self._tokenizer.decode(self.engine.requests[-1].prompt_ids, skip_specials=False)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
+    tokenizer = byte_tokenizer(tmp_path_factory.mktemp("thinker"), _TEMPLATE, _MARKS)
+    engine = ScriptedEngine()
+
+    async def load() -> Served:
+        return Served(name="toy", text=ModelText(tokenizer), engine=engine, context=4096)
+
+    with running(Config(api_key=(KEY,)), load) as api:
+        while api.get("/health").status_code == 503:
+            pass
+        yield Thinker(api, engine, tokenizer)
+
+
+@pytest.fixture
+def thinker(started: Thinker) -> Thinker:
+    """As at the start, but for what the server has stored."""
+    started.engine.requests.clear()
+    started.engine.fail_after = None
+    started.says("Hello")
+    return started
+
+
+@pytest.fixture
+def smol(server: Api) -> Api:
+    return server
+
+
+@pytest.fixture
+def openai_smol(smol: Api) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=smol.url + "/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def openai_thinker(thinker: Thinker) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=thinker.url + "/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_smol(smol: Api) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=smol.url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_thinker(thinker: Thinker) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=thinker.url, api_key=KEY, max_retries=0) as client:
+        yield client
