@@ -50,9 +50,11 @@ WRONG = [
     ("min_tokens", 5000),
     ("top_logprobs", 5), ("logprobs", 3), ("stream_options", {"include_usage": True}), ("priority", "high"),
     ("response_format", {"type": "xml"}), ("tools", []), ("tool_choice", "auto"), ("best_of", 2),
-    ("parallel_tool_calls", False), ("tools", [TOOL]), ("tools", [{"type": "function"}]),
+    ("parallel_tool_calls", False), ("tools", [TOOL] * 2), ("tools", [{"type": "function"}]),
     ("tools", [{"type": "web_search"}]), ("functions", [{"name": "f"}]),
-    ("reasoning_effort", "low"), ("service_tier", "flex"), ("echo", True), ("no_such_field", 1), ("model", 7),
+    ("reasoning_effort", "huge"), ("reasoning", {"max_tokens": -1}), ("reasoning", {"enabled": True}),
+    ("reasoning", {"effort": "none", "enabled": True}), ("reasoning", {"exclude": True}),
+    ("thinking_token_budget", 1.5), ("thinking_budget_tokens", -2), ("service_tier", "flex"), ("echo", True), ("no_such_field", 1), ("model", 7),
 ]  # fmt: skip
 
 
@@ -64,7 +66,9 @@ def test_wrong_value_is_named(server: Any, field: str, value: Any) -> None:
 HARMLESS = {
     "user": "u1", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "safety_identifier": "s",
     "response_format": {"type": "text"}, "tools": None, "temperature": None, "stream": False,
-    "prompt_cache_key": "k",
+    "prompt_cache_key": "k", "reasoning_effort": "high", "reasoning": {"max_tokens": 100},
+    "thinking_token_budget": 5, "thinking_budget_tokens": -1, "verbosity": "medium", "mirostat": 0,
+    "bad_words": [], "include_reasoning": True,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from treadle.server.body import aside
+from treadle.server.calls import calls_grammar
 from treadle.server.errors import ApiError, json_response
 from treadle.server.generation import (
     Job,
@@ -27,6 +28,7 @@ from treadle.server.schema import ChatBody, Tool
 from treadle.server.service import Served, body_of, model_for, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
 from treadle.server.textside import ChatPrompt
+from treadle.server.thinking import thinking_of
 from treadle.server.tools import calls_tools, check_tool_choice, check_tools, tool_parser
 from treadle.text.tools import ToolDelta
 
@@ -74,18 +76,20 @@ async def _job(request: HttpRequest, body: ChatBody, served: Served, size: int, 
     service = service_of(request)
     tools = body.tools if calls_tools(body) else None
     grammar = await answer_grammar(body, served)
-    if grammar is not None and tools:
-        message = "response_format and other structured output cannot be combined with tools; leave one out"
-        raise ApiError(400, message, param="tools", code="unsupported_parameter")
-    prompt = await aside(size, lambda: _prompt(served, body, tools))
+    if tools:
+        grammar = await calls_grammar(body, served, grammar)
+    thinking = thinking_of(body, served)
+    prompt = await aside(size, lambda: _prompt(served, body, tools, thinking.enabled))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
     if cut and limit is not None:
         limit = max(min(limit, served.context - len(prompt.ids)), 1)
     params = sampling_params(body, served, len(prompt.ids), limit, "messages", logprobs)
-    if grammar is not None:
+    if grammar is not None or thinking.budget is not None:
         reasoning = "open" if prompt.thinking else "may_open" if prompt.may_think else "none"
-        params = msgspec.structs.replace(params, grammar=grammar, reasoning=reasoning)
+        params = msgspec.structs.replace(
+            params, grammar=grammar, reasoning=reasoning, reasoning_budget=thinking.budget
+        )
     raw = (body.reasoning_format or service.config.reasoning_format) == "none"
     if raw and tools and served.text.reasoning(thinking=prompt.thinking):
         message = "reasoning_format: none cannot be combined with tools on a model that reasons; use auto"
@@ -105,9 +109,9 @@ async def _job(request: HttpRequest, body: ChatBody, served: Served, size: int, 
     return job
 
 
-def _prompt(served: Served, body: ChatBody, tools: list[Tool] | None) -> ChatPrompt:
+def _prompt(served: Served, body: ChatBody, tools: list[Tool] | None, thinking: bool | None) -> ChatPrompt:
     check_size(served, size_of_questions(body), "messages")
-    return encode_chat(served, body, body.continue_final_message or False, tools)
+    return encode_chat(served, body, body.continue_final_message or False, tools, thinking)
 
 
 class Answer:

@@ -51,13 +51,14 @@ async def answer_grammar(body: Sampling, served: Served) -> str | None:
         if getattr(body, other):
             message = f"{other} cannot be combined with {name}, which decides where the answer ends"
             raise _wrong(other, message)
-    return await asyncio.to_thread(_compiled, name, make, served)
+    return await asyncio.to_thread(compiled, name, make, served)
 
 
-def schema_grammar(schema: dict[str, Any]) -> str:
-    """The grammar of JSON values of a schema. Raises ValueError for one that is wrong or not supported."""
+def schema_grammar(schema: dict[str, Any], *, lenient: bool = False) -> str:
+    """The grammar of JSON values of a schema. ``lenient``: keywords that cannot be enforced are left out.
+    Raises ValueError for a schema that is wrong or not supported."""
     _check_patterns(schema)
-    options: JsonCompileOptions = {"whitespace_pattern": _BLANKS, "lenient": False}
+    options: JsonCompileOptions = {"whitespace_pattern": _BLANKS, "lenient": lenient}
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
@@ -66,9 +67,9 @@ def choice_grammar(choices: list[str]) -> str:
     return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
 
 
-def checked(grammar: str, tokens: LLTokenizer) -> str:
+def checked(grammar: str, tokens: LLTokenizer, *, special: bool = False) -> str:
     """``grammar`` itself. Raises ValueError, with the compiler's message where it has one, if answers of
-    ``tokens`` cannot follow it."""
+    ``tokens`` cannot follow it. ``special``: it may use special tokens."""
     if (size := len(grammar.encode())) > MAX_GRAMMAR:
         raise ValueError(
             f"makes a grammar of {size} bytes; at most {MAX_GRAMMAR} can be followed; shorten it"
@@ -78,7 +79,7 @@ def checked(grammar: str, tokens: LLTokenizer) -> str:
         raise ValueError("not supported: " + keywords[1].replace('"', ""))
     if failed:
         raise ValueError(messages[0])
-    if any("no tokenizer" in message for message in messages):
+    if not special and any("no tokenizer" in message for message in messages):
         raise ValueError("special tokens cannot be used; write what the text shall be")
     start = matcher(tokens, grammar)
     for way in range(_WAYS):
@@ -98,9 +99,11 @@ def _try_out(trial: LLMatcher, random: Random) -> None:
         trial.consume_token(int(allowed[random.randrange(len(allowed))]))
 
 
-def _compiled(name: str, make: Callable[[], str], served: Served) -> str:
+def compiled(name: str, make: Callable[[], str], served: Served, *, special: bool = False) -> str:
+    """The grammar that ``make`` makes. Raises ApiError 400 with the reason if it makes none that can be
+    followed; see ``checked``."""
     try:
-        return checked(make(), served.text.grammar_tokens)
+        return checked(make(), served.text.grammar_tokens, special=special)
     except ValueError as error:
         raise _wrong(name, f"{name}: {' '.join(str(error).split())}") from None
 

@@ -40,10 +40,14 @@ def _text(content: str | list[TextPart] | None) -> str:
 
 
 def encode_chat(
-    served: Served, body: ChatBody | TokenizeBody, continue_final: bool, tools: list[Tool] | None
+    served: Served,
+    body: ChatBody | TokenizeBody,
+    continue_final: bool,
+    tools: list[Tool] | None,
+    thinking: bool | None = None,
 ) -> ChatPrompt:
-    """The prompt of ``body.messages`` with ``tools``. Raises ApiError 400 if they make no sense or the
-    template refuses them."""
+    """The prompt of ``body.messages`` with ``tools``. ``thinking``: what to tell the template. Raises
+    ApiError 400 if they make no sense or the template refuses them."""
     messages = [_plain(index, message) for index, message in enumerate(body.messages or [])]
     if continue_final and (body.add_generation_prompt or messages[-1]["role"] != "assistant"):
         message = (
@@ -55,7 +59,10 @@ def encode_chat(
         add_generation_prompt=body.add_generation_prompt is not False and not continue_final,
         continue_final_message=continue_final,
         tools=[tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools or ()],
-        template_kwargs=body.chat_template_kwargs or {},
+        template_kwargs={
+            **({} if thinking is None else {"enable_thinking": thinking}),
+            **(body.chat_template_kwargs or {}),
+        },
     )
     try:
         return served.text.encode_chat(messages, options)

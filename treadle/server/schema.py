@@ -18,25 +18,52 @@ Token = Annotated[int, Field(ge=0, lt=2**31)]
 
 # Fields of the OpenAI and vLLM APIs that this server does not offer, with the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (False,),
     "audio": (),
     "bad_words": ([],),
+    "chat_template": (),
+    "documents": (),
     "functions": (),
     "function_call": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
     "length_penalty": (1.0,),
+    "logits_processors": ([],),
     "modalities": (["text"],),
+    "moderation": (),
     "parallel_tool_calls": (),
     "prediction": (),
+    "prompt_cache_retention": ("in_memory", "24h"),  # how long is not promised
     "prompt_logprobs": (),
+    "reasoning": (),
     "reasoning_effort": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": (),
-    "truncate_prompt_tokens": (),
+    "truncate_prompt_tokens": (-1,),
     "use_beam_search": (False,),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
+    # of llama-server
+    "cache_prompt": (True,),
+    "dry_multiplier": (0.0,),
+    "dynatemp_range": (0.0,),
+    "grammar": ("",),
+    "id_slot": (-1,),
+    "json_schema": (),
+    "mirostat": (0,),
+    "n_predict": (),
+    "n_probs": (0,),
+    "repeat_penalty": (1.0,),
+    "samplers": (),
+    "timings_per_token": (False,),
+    "typical_p": (1.0,),
+    "xtc_probability": (0.0,),
 }
 
 
@@ -107,12 +134,13 @@ FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
 class Function(Strict):
-    """What a tool does; ``parameters`` is the JSON schema of its arguments."""
+    """What a tool does; ``parameters`` is the JSON schema of its arguments. ``strict``: they are made to
+    follow it."""
 
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class Tool(Strict):
@@ -123,6 +151,36 @@ class Tool(Strict):
 
 
 Tools = Annotated[list[Tool], Field(min_length=1, max_length=128)]
+
+
+class NamedFunction(Strict):
+    """The name of a function among the tools."""
+
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[NamedTool, Tag("<object>")],
+    Discriminator(lambda value: "<object>" if isinstance(value, dict) else "<text>"),
+]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Budget = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ReasoningWish(Strict):
+    """How much the model may reason. ``max_tokens``: the block is closed when it has that many."""
+
+    max_tokens: Budget | None = None
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: Literal[False] | None = None
 
 
 class StreamOptions(Strict):
@@ -244,8 +302,12 @@ class ChatBody(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_format: Literal["auto", "none"] | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: ReasoningWish | None = None
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Budget | None = None  # of vLLM
+    thinking_budget_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # of llama-server; -1: any
 
 
 class CompletionBody(Sampling):
