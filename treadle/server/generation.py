@@ -333,7 +333,7 @@ class Job:
                         if choice.request.id not in self._running:
                             continue  # came after the stop string was found; the last one has the counts
                         piece = choice.feed(output)
-                        clock.tokens()
+                        clock.tokens(index)
                         if self.first_token is None:
                             self.first_token = time.perf_counter()
                         if piece.finish is not None:

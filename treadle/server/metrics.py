@@ -88,8 +88,8 @@ class Clock:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._start = self._last = time.perf_counter()
-        self._observe = metrics.ttft.observe
+        self._start = time.perf_counter()
+        self._last: dict[int, float] = {}  # when each choice got its last output
 
     def __enter__(self) -> Clock:
         self._metrics.running.inc()
@@ -99,12 +99,14 @@ class Clock:
         self._metrics.running.dec()
         self._metrics.e2e.observe(time.perf_counter() - self._start)
 
-    def tokens(self) -> None:
-        """One output arrived."""
+    def tokens(self, choice: int) -> None:
+        """One output of this choice arrived."""
         now = time.perf_counter()
-        self._observe(now - self._last)
-        self._observe = self._metrics.itl.observe
-        self._last = now
+        if choice in self._last:
+            self._metrics.itl.observe(now - self._last[choice])
+        else:
+            self._metrics.ttft.observe(now - self._start)
+        self._last[choice] = now
 
 
 class _EngineStats(Collector):

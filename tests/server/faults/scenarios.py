@@ -202,7 +202,8 @@ async def at_rest(server: Faulty, restarts: float) -> None:
     assert refused.status == 429, "one more than there are places"
 
     async def slots_taken() -> bool:
-        return (await metrics(server))["treadle_engine_running"] == SLOTS
+        found = await metrics(server)
+        return found["treadle_engine_running"] == SLOTS and found["treadle_engine_queued"] == QUEUE
 
     await until(slots_taken)
     for answer in answers:
