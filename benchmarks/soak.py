@@ -234,14 +234,19 @@ def anonymous(pid: int) -> int:
 
 
 async def metrics(url: str) -> dict[str, float]:
-    """All series without labels."""
+    """Every series, summed over its labels."""
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     text = (await reader.read()).partition(b"\r\n\r\n")[2].decode()
     writer.close()
-    pairs = (line.split() for line in text.splitlines() if line.startswith("treadle_") and "{" not in line)
-    return {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("treadle_"):
+            series, value = line.rsplit(" ", 1)
+            name = series.partition("{")[0]
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
 
 
 async def sample(server: Running, start: float) -> Sample:
