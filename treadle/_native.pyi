@@ -10,10 +10,14 @@ import numpy.typing as npt
 # threads
 
 class Pool:
-    """Pinned worker threads that native calls share. Idle ones use no CPU."""
+    """Worker threads that native calls share. Idle ones use no CPU."""
 
-    def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
-        """``cpus``: one logical CPU id per thread; None takes the first ones that this process may use."""
+    active: int
+    """How many of them take part in calls, 1 to ``threads``; counts from the next call on."""
+
+    def __init__(self, threads: int, cpus: Sequence[int] | None = None, pinned: bool = True) -> None:
+        """``cpus``: one logical CPU id per thread; None takes the first ones that this process may use.
+        Unless ``pinned`` to one CPU each, the system may move threads among these."""
 
     @property
     def threads(self) -> int: ...

@@ -221,9 +221,9 @@ bool Program::run(Step step, const std::function<bool()>& interrupted) {
     const std::lock_guard lock(one_run_);
     check(step);
     step_ = std::move(step);
-    const int workers = pool_->size();
+    const int workers = workers_ = pool_->active();
     if (strips_ == nullptr) {
-        strips_ = std::make_unique<Strip[]>(ops_.size() * workers);
+        strips_ = std::make_unique<Strip[]>(ops_.size() * pool_->size());
         progress_ = std::make_unique<Progress[]>(ops_.size());
     }
     stopped_.store(false);
@@ -243,7 +243,7 @@ bool Program::run(Step step, const std::function<bool()>& interrupted) {
 void Program::work(int worker, const std::function<bool()>& interrupted) {
     using Clock = std::chrono::steady_clock;
     constexpr auto kAskEvery = std::chrono::milliseconds(50);
-    const int workers = pool_->size();
+    const int workers = workers_;  // others help, if the pool has more of them by now
     auto asked = Clock::now();
     for (size_t i = 0; i < ops_.size(); ++i) {
         if (worker == 0 && Clock::now() - asked > kAskEvery) {

@@ -96,6 +96,7 @@ private:
 
     Step step_;
     std::mutex one_run_;
+    int workers_ = 1;                       // of this run
     std::vector<Memory> scratch_;           // per worker
     std::unique_ptr<Strip[]> strips_;       // [ops][workers]
     std::unique_ptr<Progress[]> progress_;  // [ops]

@@ -33,24 +33,28 @@ std::vector<int> first_allowed(int count) {
     return cpus;
 }
 
-void init_pool(Pool* self, int threads, const std::optional<std::vector<int>>& cpus) {
+void init_pool(Pool* self, int threads, const std::optional<std::vector<int>>& cpus, bool pinned) {
     if (threads < 1)
         throw std::invalid_argument("a pool needs at least 1 thread, not " + std::to_string(threads));
     if (cpus && static_cast<int>(cpus->size()) != threads)
         throw std::invalid_argument(std::to_string(threads) + " threads need as many CPUs, but " +
                                     std::to_string(cpus->size()) + " were named");
-    new (self) Pool(cpus ? *cpus : first_allowed(threads));
+    new (self) Pool(cpus ? *cpus : first_allowed(threads), pinned);
 }
 
 }  // namespace
 
 void bind_threads(nb::module_& m) {
-    nb::class_<Pool>(m, "Pool", "Pinned worker threads that native calls share. Idle ones use no CPU.")
+    nb::class_<Pool>(m, "Pool", "Worker threads that native calls share. Idle ones use no CPU.")
         .def("__init__", &init_pool, nb::arg("threads"), nb::arg("cpus") = nb::none(),
+             nb::arg("pinned") = true,
              "`cpus`: one logical CPU id per thread; None takes the first ones that this process may use. "
-             "ValueError "
-             "names what does not fit.")
-        .def_prop_ro("threads", &Pool::size, "Number of workers, the calling thread included.");
+             "Unless `pinned` to one CPU each, the system may move them among these. ValueError names what "
+             "does "
+             "not fit.")
+        .def_prop_ro("threads", &Pool::size, "Number of workers, the calling thread included.")
+        .def_prop_rw("active", &Pool::active, &Pool::set_active,
+                     "How many workers take part in calls, 1 to `threads`; counts from the next call on.");
 }
 
 }  // namespace treadle

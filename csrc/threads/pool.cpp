@@ -12,17 +12,12 @@ namespace treadle {
 
 namespace {
 
-// A CPU that the process may not use (a cpuset changed, say) leaves the thread where the kernel puts it.
-void pin(int cpu) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    sched_setaffinity(0, sizeof set, &set);
-}
+constexpr uint32_t kWorkers = (1u << 16) - 1;  // mask of the lower half of a generation
 
 }  // namespace
 
-Pool::Pool(std::vector<int> cpus) : cpus_(std::move(cpus)), process_(getpid()) {
+Pool::Pool(std::vector<int> cpus, bool pinned)
+    : cpus_(std::move(cpus)), pinned_(pinned), active_(size()), process_(getpid()) {
     if (cpus_.empty()) throw std::invalid_argument("a pool needs at least one CPU");
     for (int cpu : cpus_) {
         if (cpu < 0 || cpu >= CPU_SETSIZE || std::count(cpus_.begin(), cpus_.end(), cpu) != 1)
@@ -51,10 +46,32 @@ Pool::~Pool() {
     new std::vector<std::thread>(std::move(threads_));
 }
 
+// A CPU that the process may not use (a cpuset changed, say) leaves the thread where the kernel puts it.
+void Pool::pin(int worker) const {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (pinned_)
+        CPU_SET(cpus_[worker], &set);
+    else
+        for (int cpu : cpus_) CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
+
+void Pool::set_active(int workers) {
+    if (workers < 1 || workers > size())
+        throw std::invalid_argument("a pool of " + std::to_string(size()) + " workers cannot work with " +
+                                    std::to_string(workers));
+    active_.store(workers, std::memory_order_relaxed);
+}
+
+void Pool::start_generation(int workers) {
+    generation_.store(((generation_.load() | kWorkers) + 1) | static_cast<uint32_t>(workers));
+    generation_.wake();
+}
+
 void Pool::stop() {
     stopping_ = true;
-    generation_.add(1);
-    generation_.wake();
+    start_generation(size());
     for (std::thread& thread : threads_) thread.join();
 }
 
@@ -66,23 +83,27 @@ void Pool::run_erased(Erased job, void* context) {
     const std::lock_guard lock(one_job_);
     cpu_set_t before;
     const bool restore = sched_getaffinity(0, sizeof before, &before) == 0;
-    if (restore) pin(cpus_[0]);
+    if (restore) pin(0);
     job_ = job;
     context_ = context;
-    running_.store(static_cast<uint32_t>(size() - 1));
-    generation_.add(1);
-    generation_.wake();
+    const int workers = active();
+    running_.store(static_cast<uint32_t>(workers - 1));
+    start_generation(workers);
     job(context, 0);
     running_.wait([](uint32_t running) { return running == 0; });
     if (restore) sched_setaffinity(0, sizeof before, &before);
 }
 
 void Pool::work(int worker) {
-    pin(cpus_[worker]);
+    pin(worker);
     uint32_t seen = 0;
     for (;;) {
-        generation_.wait([&](uint32_t generation) { return generation != seen; });
-        seen += 1;
+        generation_.wait([&](uint32_t generation) {
+            if (generation == seen) return false;
+            seen = generation;
+            return true;
+        });
+        if (worker >= static_cast<int>(seen & kWorkers)) continue;
         if (stopping_) return;
         job_(context_, worker);
         if (running_.add(~0u) == 0) running_.wake();

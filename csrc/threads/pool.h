@@ -1,6 +1,6 @@
-// Persistent pinned workers.
+// Persistent workers, pinned to a CPU each, or to all CPUs of the pool together.
 //
-// The calling thread is worker 0: while a job runs it is pinned to the first CPU and gets its own affinity
+// The calling thread is worker 0: while a job runs it has its place like the others and gets its own affinity
 // back afterwards. The others sleep on a futex between jobs, so an idle pool uses no CPU.
 #pragma once
 
@@ -18,18 +18,24 @@ namespace treadle {
 
 class Pool {
 public:
-    // One worker per logical CPU id. Throws std::invalid_argument when `cpus` is empty or names a CPU twice,
-    // std::runtime_error when the system refuses to make a thread.
-    explicit Pool(std::vector<int> cpus);
+    // One worker per logical CPU id. Unless `pinned`, the system may move workers among these CPUs. Throws
+    // std::invalid_argument when `cpus` is empty or names a CPU twice, std::runtime_error when the system
+    // refuses to make a thread.
+    explicit Pool(std::vector<int> cpus, bool pinned = true);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
     int size() const { return static_cast<int>(cpus_.size()); }
 
-    // Calls job(worker) once on each of the workers and returns when all have returned. Only one job runs at
-    // a time; a second caller waits. Must not be called from inside a job. `job` must not throw. Throws
-    // std::runtime_error in a process that fork() made, where the workers are missing.
+    // How many workers take part in jobs: the first ones.
+    int active() const { return active_.load(std::memory_order_relaxed); }
+    // From the next job on. Throws std::invalid_argument unless 1 <= workers <= size().
+    void set_active(int workers);
+
+    // Calls job(worker) once on each of the active workers and returns when all have returned. Only one job
+    // runs at a time; a second caller waits. Must not be called from inside a job. `job` must not throw.
+    // Throws std::runtime_error in a process that fork() made, where the workers are missing.
     template <class Job>
     void run(Job&& job) {
         run_erased(
@@ -51,16 +57,22 @@ private:
 
     void run_erased(Erased job, void* context);
     void work(int worker);
+    void pin(int worker) const;
+    void start_generation(int workers);
     void stop();
 
     std::vector<int> cpus_;
+    bool pinned_;
+    std::atomic<int> active_;
     pid_t process_;
     std::mutex one_job_;
     Erased job_ = nullptr;
     void* context_ = nullptr;
     bool stopping_ = false;
-    alignas(64) Word generation_;  // counts jobs; workers wait for it to change
-    alignas(64) Word running_;     // workers that have not finished the current job
+    // Counts jobs in its upper half; workers wait for it to change. The lower half is the number of workers
+    // that the job is for: one that it is not for may miss it, and must not take the next one for it.
+    alignas(64) Word generation_;
+    alignas(64) Word running_;  // workers that have not finished the current job
     std::vector<std::thread> threads_;
 };
 
