@@ -26,6 +26,8 @@ from treadle.core import TreadleError
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
+_TIMES = {"s": 1, "m": 60, "h": 3600}  # seconds
+
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
@@ -50,11 +52,14 @@ def _integer(low: int, high: int) -> Callable[[Any], int]:
 
 
 def _seconds(value: Any) -> float:
-    allowed = "a number of seconds from 0 to 86400"
+    """Seconds, from a number or a text such as ``15m``."""
+    allowed = "a time from 0 to 86400 seconds, such as 90, 15m or 2h"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(allowed)
+    text = str(value).strip().lower()
+    unit = text[-1:] if text[-1:] in _TIMES else ""
     try:
-        number = float(value)
+        number = float(text.removesuffix(unit)) * _TIMES.get(unit, 1)
     except ValueError:
         raise ValueError(allowed) from None
     if not 0 <= number <= 86400:
@@ -103,9 +108,8 @@ def setting(default: Any, parse: Callable[[Any], Any], help: str, metavar: str =
 class Config:
     """All settings. Build it with :meth:`load`, which checks every value."""
 
-    model: str | None = setting(None, _text, "Model: a .gguf file or a name known to `treadle list`.")
-    served_name: str | None = setting(
-        None, _text, "Name under which the API serves the model. Default: the model's own name."
+    model: tuple[str, ...] = setting(
+        (), _list, "Models: .gguf files or names known to `treadle list`; NAME=MODEL names one in the API."
     )
     threads: int | None = setting(
         None, _integer(1, 4096), "Worker threads. Default: the physical cores this process may use.", "N"
@@ -115,6 +119,12 @@ class Config:
         _integer(16, 2**24),
         "Context length in tokens. Default: what the model was trained for, at most 32768.",
         "N",
+    )
+    cpu_share: str = setting(
+        "full",
+        _one_of("full", "spare"),
+        "full: all cores of --threads; spare: only what other programs leave, at the lowest priority.",
+        "full|spare",
     )
     kv_memory: int | None = setting(
         None, _size, "Memory for the KV cache, such as 512M or 4G. Default: planned from free memory.", "SIZE"
@@ -133,6 +143,24 @@ class Config:
         _one_of("on", "off"),
         "on: guess tokens from earlier text where that saves time, with the same answers; off: never.",
         "on|off",
+    )
+    idle_unload: float = setting(
+        0.0,
+        _seconds,
+        "Time without requests, such as 15m, after which a model leaves memory until it is asked for.",
+        "TIME",
+    )
+    load_timeout: float = setting(
+        300.0,
+        _seconds,
+        "Time that requests wait for their model to load; then the answer is 503.",
+        "TIME",
+    )
+    engine_timeout: float = setting(
+        60.0,
+        _seconds,
+        "Silence after which an engine with work is killed and restarted; 0: never.",
+        "TIME",
     )
     host: str = setting(
         "127.0.0.1", _text, "Address to listen on. Beyond loopback an API key is required.", "ADDR"

@@ -67,8 +67,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
     tokenizer = byte_tokenizer(tmp_path_factory.mktemp("thinker"), _TEMPLATE, _MARKS)
     engine = ScriptedEngine()
 
-    async def load() -> Served:
-        return Served(name="toy", text=ModelText(tokenizer), engine=engine, context=4096)
+    async def load() -> list[Served]:
+        return [Served(name="toy", text=ModelText(tokenizer), engine=engine, context=4096)]
 
     with running(Config(api_key=(KEY,)), load) as api:
         while api.get("/health").status_code == 503:

@@ -101,6 +101,7 @@ class ModelRunner:
         self.vocab_size = VOCAB
         self.eos_ids = eos_ids
         self.threads, self.isa, self.weight_bytes = 1, "toy", 0
+        self.cache_bytes = 0
         self.tables = np.full((max_sequences, -(-context // BLOCK)), -1, np.int32)
         self.steps: list[list[int]] = []  # query lengths of every step
         self.tokens_run = 0
@@ -146,6 +147,9 @@ class ModelRunner:
         logprobs = np.array([-0.5 if state.logprobs is not None else np.nan for state in mine], np.float32)
         tops = [None if s.logprobs is None else [(int(t), -0.5)] for t, s in zip(tokens, mine, strict=True)]
         return tokens, logprobs, tops
+
+    def use_threads(self, count: int) -> None:
+        assert 1 <= count <= self.threads
 
     def new_state(self, request: Request) -> State:
         if request.params.temperature < 0:

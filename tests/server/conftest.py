@@ -23,7 +23,7 @@ import uvicorn
 from tests.server.scripted import ByteText, ScriptedEngine
 from treadle.config import Config
 from treadle.server.app import create_app
-from treadle.server.service import Served
+from treadle.server.service import Load, Served
 
 KEY = "sk-test"
 
@@ -121,17 +121,33 @@ def scripted() -> Iterator[Start]:
                 aliases=("t:1",),
             )
 
-            async def at_once() -> Served:
-                return served
+            async def models() -> list[Served]:
+                return [await load() if load else served]
 
             config = dataclasses.replace(Config(api_key=(KEY,)), **settings)
-            return stack.enter_context(_running(config, load or at_once))
+            return stack.enter_context(_running(config, models))
+
+        yield start
+
+
+StartModels = Callable[..., Api]
+
+
+@pytest.fixture
+def scripted_models() -> Iterator[StartModels]:
+    """``scripted_models(load, **settings)`` starts the application with all models that ``load`` returns."""
+    with contextlib.ExitStack() as stack:
+
+        def start(load: Load, **settings: Any) -> Api:
+            return stack.enter_context(
+                _running(dataclasses.replace(Config(api_key=(KEY,)), **settings), load)
+            )
 
         yield start
 
 
 @contextlib.contextmanager
-def _running(config: Config, load: Callable[[], Awaitable[Served]]) -> Iterator[Api]:
+def _running(config: Config, load: Load) -> Iterator[Api]:
     app = create_app(config, load, "1.2.3")
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(

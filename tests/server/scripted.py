@@ -67,6 +67,11 @@ class ScriptedEngine:
             yield output
             await asyncio.sleep(self.delay)
 
+    summary = "a script"
+
+    async def ready(self) -> None:
+        pass
+
     async def cancel(self, id: str) -> None:
         self.cancelled.append(id)
         last = Output(id=id, token_ids=[], finish_reason="cancelled", usage=self.usages[id])

@@ -17,11 +17,15 @@ from treadle.server.auth import check_exposure
 from treadle.server.service import Served
 
 
+async def none() -> list[Served]:
+    return []
+
+
 async def never() -> Served:
     raise TreadleError("no such file: x.gguf")
 
 
-ROUTES = sorted(route.path for route in create_app(Config(), never, "0").routes)  # type: ignore[attr-defined]
+ROUTES = sorted(route.path for route in create_app(Config(), none, "0").routes)  # type: ignore[attr-defined]
 WRONG_KEYS: list[dict[str, str]] = [
     {},
     {"Authorization": "Bearer wrong"},
@@ -142,14 +146,14 @@ def test_states_of_starting(scripted: Start) -> None:
     for _ in range(100):
         if api.get("/health").is_success:
             break
-    ready: dict[str, Any] = api.get("/ready").json()
-    assert (ready["status"], ready["model"]["id"]) == ("ready", "toy")
+    model = {"id": "toy", "state": "ready", "error": None}
+    assert api.get("/ready").json() == {"status": "ready", "error": None, "models": [model]}
 
 
 def test_failed_start_and_dead_engine(scripted: Start) -> None:
     api = scripted(load=never)
     assert api.get("/health").json() == {"status": "failed"}
-    assert api.get("/ready").json() == {"status": "failed", "error": "no such file: x.gguf"}
+    assert api.get("/ready").json() == {"status": "failed", "error": "no such file: x.gguf", "models": []}
     assert busy(api).json()["error"]["code"] == "model_failed"
     engine = ScriptedEngine()
     living = scripted(engine)
@@ -158,7 +162,8 @@ def test_failed_start_and_dead_engine(scripted: Start) -> None:
     assert living.get("/health").json() == {"status": "loading"}
     assert busy(living).json()["error"]["code"] == "model_loading"
     engine.state, engine.error = "failed", "the engine died 5 times in a row"
-    assert living.get("/ready").json() == {"status": "failed", "error": "the engine died 5 times in a row"}
+    ready: dict[str, Any] = living.get("/ready").json()
+    assert (ready["status"], ready["error"]) == ("failed", "the engine died 5 times in a row")
     assert busy(living).json()["error"]["code"] == "model_failed"
 
 

@@ -25,7 +25,7 @@ from treadle.server.service import Served
 async def load():
     await asyncio.sleep(float(sys.argv[2]))
     engine = ScriptedEngine("x" * int(sys.argv[4]), delay=0.05)
-    return Served(name="toy", text=ByteText(), engine=engine, context=256)
+    return [Served(name="toy", text=ByteText(), engine=engine, context=256)]
 
 async def on_loaded(service, local, url):
     await asyncio.to_thread(ask, local, "toy", "k")

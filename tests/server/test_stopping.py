@@ -18,7 +18,7 @@ LONG = {"prompt": "One, two,", "max_tokens": 1900, "ignore_eos": True, "n": 12}
 def test_answers_end_with_an_error(tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-m", "treadle.cli", "serve", "--port", str(port), "--context", "2048"]
-    command += ["--shutdown-timeout", "0.5", "--max-queue", "8", "--served-name", "m"]
+    command += ["--shutdown-timeout", "0.5", "--max-queue", "8", "m=smollm2:135m"]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=out, env=clean_environment(), start_new_session=True

@@ -231,7 +231,7 @@ def test_metrics_of_the_engine_say_what_they_are(scripted: Start) -> None:
     engine = ScriptedEngine()
     engine.stats = EngineClient("", None).stats
     text = scripted(engine).get("/metrics").text
-    families = re.findall(r"^# HELP (treadle_engine_\w+) (.+)\n# TYPE \1 (\w+)\n\1 ", text, re.MULTILINE)
+    families = re.findall(r"^# HELP (treadle_engine_\w+) (.+)\n# TYPE \1 (\w+)\n\1\{", text, re.MULTILINE)
     assert {name.removeprefix("treadle_engine_") for name, _, _ in families} == set(engine.stats)
     for name, words, kind in families:
         assert kind == ("counter" if name.endswith("_total") else "gauge")

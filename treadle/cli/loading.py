@@ -16,7 +16,7 @@ def loaded(config: Config) -> LLM:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("weights", total=1.0)
         return LLM(
-            config.model,
+            next(iter(config.model), None),
             threads=config.threads,
             context=config.context,
             progress=lambda share: bar.update(task, completed=share),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.main import config_option, model_argument, settings
+from treadle.cli.main import config_option, settings
 from treadle.config import Config
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ FIRST_QUESTION = "What is the capital of France?"
 
 
 @click.command()
-@model_argument
-@settings("host", "port", "api_key", "served_name", "threads", "context", "kv_memory", "target_itl")
+@click.argument("model", metavar="[[NAME=]MODEL]...", nargs=-1)
+@settings("host", "port", "api_key", "threads", "cpu_share", "context", "kv_memory", "target_itl")
+@settings("idle_unload", "load_timeout", "engine_timeout")
 @settings(
     "max_queue",
     "speculation",
@@ -42,12 +43,15 @@ FIRST_QUESTION = "What is the capital of France?"
     "--first-answer", is_flag=True, help=f'Once ready, ask "{FIRST_QUESTION}" over HTTP and show the answer.'
 )
 @config_option
-def command(model: str | None, first_answer: bool, config_file: str | None, **flags: Any) -> None:
-    """Serve a model over the OpenAI API.
+def command(model: tuple[str, ...], first_answer: bool, config_file: str | None, **flags: Any) -> None:
+    """Serve models over the OpenAI API.
 
     MODEL is a .gguf file or a name known to `treadle list`; without it the built-in SmolLM2-135M-Instruct is
-    served. The port answers at once: `GET /health` says loading, ready or failed, and until the model is
-    ready the API answers 503 with Retry-After. Ctrl-C or SIGTERM lets running answers finish.
+    served. NAME= chooses what the API calls it. Several models are loaded as far as they fit into memory
+    together; the others are loaded when they are asked for, in place of those not used for longest.
+
+    The port answers at once: `GET /health` says loading, ready or failed, and until a model is there the API
+    answers 503 with Retry-After. Ctrl-C or SIGTERM lets running answers finish.
 
     Without an API key only programs on this machine are answered. To open the server to others:
 
@@ -68,24 +72,28 @@ def command(model: str | None, first_answer: bool, config_file: str | None, **fl
         "WARNING" if config.log_level == "info" else config.log_level.upper()
     )
     from treadle import hub
+    from treadle.cli.load import split_name
     from treadle.server.run import run
 
-    async def load() -> Served:
-        from treadle.cli.load import load_served
+    async def load() -> list[Served]:
+        from treadle.cli.load import load_models
 
-        return await load_served(config)
+        return await load_models(config)
 
     async def on_loaded(service: Service, local: str, url: str) -> None:
-        served = service.served()
-        name = served.name
-        click.echo(f"Ready: {name} on {url}  ({served.summary})")
+        for served in service.models:
+            click.echo(f"Ready: {served.name} on {url}  ({served.engine.summary})")
+        name = service.models[0].name
         if first_answer:
             click.echo(f"\nYou:     {FIRST_QUESTION}\nTreadle: ", nl=False)
             await asyncio.to_thread(ask, local, name, next(iter(config.api_key), None))
-        click.echo(first_steps(url, name, bool(config.api_key), config.model))
+        click.echo(first_steps(url, name, bool(config.api_key), source))
 
-    hub.check(config.model)
-    click.echo(f"Loading {config.model or 'the built-in model'} ...")
+    named = [split_name(model) for model in config.model]
+    source = named[0][1] if named else None
+    for _, path in named:
+        hub.check(path)
+    click.echo(f"Loading {', '.join(config.model) or 'the built-in model'} ...")
     run(config, load, installed_version(), on_loaded)
 
 

@@ -30,6 +30,7 @@ from treadle.engine.messages import (
     Failed,
     FromEngine,
     Hello,
+    Manners,
     Outputs,
     Progress,
     Ready,
@@ -37,6 +38,7 @@ from treadle.engine.messages import (
     Stats,
     Submit,
     ToEngine,
+    Waiting,
 )
 from treadle.engine.sequence import join_outputs
 
@@ -111,14 +113,25 @@ class _Entry:
 class EngineClient:
     """One engine process. Belongs to one event loop."""
 
-    def __init__(self, loader: str, config: Any, *, restart_delay: float = 0.25) -> None:
+    def __init__(
+        self,
+        loader: str,
+        config: Any,
+        *,
+        manners: Manners | None = None,
+        restart_delay: float = 0.25,
+        timeout: float = 0.0,
+    ) -> None:
         """``loader``: ``module:function``, see treadle.engine.process.Loader. ``config``: its first
-        argument, anything that msgspec can encode. ``restart_delay``: seconds before the first restart;
-        doubles each time the engine dies before it has answered anything.
+        argument, anything that msgspec can encode. ``manners``: how the process shares the machine.
+        ``restart_delay``: seconds before the first restart; doubles each time the engine dies before it has
+        answered anything. ``timeout``: seconds of silence after which a process with work counts as hung, and
+        is killed and started again; 0: never.
         """
         self._loader = loader
-        self._config = config
+        self._configure = Configure(config, manners or Manners())
         self._restart_delay = restart_delay
+        self._timeout = timeout
         self._state: State = "stopped"
         self._progress = 0.0
         self._error: str | None = None
@@ -135,6 +148,13 @@ class EngineClient:
         self._failures = 0
         self._restarts = 0
         self._ready_since = math.inf
+        self._idle_since = math.inf
+        self._idle = asyncio.Event()  # set while no request is in flight
+        self._idle.set()
+        self._heard = 0.0  # loop time of the last message
+        self._checked = 0.0  # loop time of the last look for a hung process
+        self._checking = False
+        self._waiting = False  # for its turn
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
 
@@ -161,6 +181,20 @@ class EngineClient:
     def pid(self) -> int | None:
         """Process id of the engine, if it runs."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What the engine runs with, or ran with last; None before it was ready once."""
+        return self._info
+
+    @property
+    def idle_since(self) -> float:
+        """Loop time since which it has been ready and without requests; infinite while it is not."""
+        return self._idle_since if self._state == "ready" and not self._entries else math.inf
+
+    async def idle(self) -> None:
+        """Wait until no request is in flight."""
+        await self._idle.wait()
 
     @property
     def stats(self) -> Mapping[str, float]:
@@ -203,6 +237,9 @@ class EngineClient:
         streams = []
         for request in requests:
             stream = Stream(self, request)
+            if not self._entries:
+                self._idle.clear()
+                self._watch()
             self._entries[request.id] = stream._entry
             self._send(Submit(request))
             streams.append(stream)
@@ -244,6 +281,34 @@ class EngineClient:
     async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _GRACE)
+
+    # ------------------------------------------------------------------ hung processes
+
+    def _watch(self) -> None:
+        """Look for signs of life from now on, as long as there is work."""
+        self._heard = self._checked = asyncio.get_running_loop().time()
+        if self._timeout and not self._checking:
+            self._checking = True
+            self._check_later()
+
+    def _check_later(self) -> None:
+        asyncio.get_running_loop().call_later(self._timeout / 4, self._check)
+
+    def _check(self) -> None:
+        if not self._entries:
+            self._checking = False
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._checked > self._timeout / 2:
+            self._heard = now  # this process stood still itself, and what came meanwhile is yet to be read
+        self._checked = now
+        # Another engine's step may have to end first: if it is that one which hangs, it is killed first.
+        patience = 2 * self._timeout if self._waiting else self._timeout
+        process = self._process
+        if process is not None and process.returncode is None and now - self._heard > patience:
+            self._cause = f"the engine process had work but was silent for {patience:.3g} s and was killed"
+            process.kill()
+        self._check_later()
 
     # ------------------------------------------------------------------ the process
 
@@ -318,6 +383,8 @@ class EngineClient:
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             message = self._decoder.decode(await socket.recv())
+            self._heard = asyncio.get_running_loop().time()
+            self._waiting = isinstance(message, Waiting)
             match message:
                 case Outputs(outputs):
                     for output in outputs:
@@ -325,7 +392,7 @@ class EngineClient:
                 case Stats(stats):
                     self._stats = stats
                 case Hello():
-                    self._send(Configure(self._config))
+                    self._send(self._configure)
                 case Progress(fraction):
                     self._progress = fraction
                 case Ready(info):
@@ -333,7 +400,7 @@ class EngineClient:
                     self._admission = Admission(info.max_requests)
                     self._progress = 1.0
                     self._state, self._error = "ready", None
-                    self._ready_since = asyncio.get_running_loop().time()
+                    self._ready_since = self._idle_since = self._heard
                     self._settled.set()
                 case Failed(error):
                     if self._restarts:
@@ -351,6 +418,9 @@ class EngineClient:
         if entry.ended:
             del self._entries[output.id]
             self._admission.leave(entry.user)
+            if not self._entries:
+                self._idle_since = asyncio.get_running_loop().time()
+                self._idle.set()
 
 
 def _ignore_no_peer(sent: asyncio.Future[Any]) -> None:

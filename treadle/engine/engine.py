@@ -39,6 +39,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     isa: str  # level of the kernels
     weight_bytes: int  # of memory for the packed weights
+    cache_bytes: int  # of memory for the KV cache, taken from the system as it is used
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -92,6 +93,7 @@ class Engine:
             threads=runner.threads,
             isa=runner.isa,
             weight_bytes=runner.weight_bytes,
+            cache_bytes=runner.cache_bytes,
         )
 
     @property
@@ -191,6 +193,10 @@ class Engine:
                 self._stats.prompt_tokens_total += output.usage.prompt_tokens
                 self._stats.cached_tokens_total += output.usage.cached_tokens
             self._stats.output_tokens_total += len(output.token_ids)
+
+    def use_threads(self, count: int) -> None:
+        """Run steps on that many of the threads that the engine was loaded with, from the next one on."""
+        self._runner.use_threads(count)
 
     def stats(self) -> EngineStats:
         """The current numbers; the object is reused by the next call."""

@@ -38,6 +38,7 @@ class StepRunner(Protocol):
     threads: int
     isa: str  # level of the kernels
     weight_bytes: int  # of memory for the packed weights
+    cache_bytes: int  # of memory for the KV cache, taken from the system as it is used
     tables: Ids  # [max_sequences, blocks per sequence]: row ``slot`` names the blocks of the sequence there
 
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:
@@ -60,6 +61,10 @@ class StepRunner(Protocol):
         A ValueError with an attribute ``picks`` (indices into ``states``) says that for these nothing is left
         to choose; the others may then be sampled again.
         """
+        ...
+
+    def use_threads(self, count: int, /) -> None:
+        """Run on that many of the ``threads``, from the next step on."""
         ...
 
     def new_state(self, request: Request, /) -> SamplerState:

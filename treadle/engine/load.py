@@ -10,8 +10,9 @@ import msgspec
 from treadle.core import TreadleError
 from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.grammar import Grammars
-from treadle.engine.runner import Runner, RunnerConfig
+from treadle.engine.runner import Runner, RunnerConfig, context_of, least_memory
 from treadle.models import builder
+from treadle.models.config import read_config
 from treadle.text.tokenizer import Tokenizer
 from treadle.weights.gguf import GgufModelFile, open_gguf
 
@@ -26,6 +27,34 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     target_itl: float = 0.1
     max_queue: int = 256
     speculation: bool = True
+    memory: int | None = None
+    pinned: bool = True
+
+    def runner(self) -> RunnerConfig:
+        """What the runner is told."""
+        return RunnerConfig(
+            threads=self.threads,
+            context=self.context,
+            kv_memory=self.kv_memory,
+            memory=self.memory,
+            pinned=self.pinned,
+        )
+
+
+class Outline(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model before it is loaded."""
+
+    context: int  # tokens of prompt and answer together
+    memory: int  # bytes that it cannot do without
+
+
+def outline(config: LoadConfig) -> Outline:
+    """Read it from the model's file. Raises TreadleError when the file or a setting is wrong."""
+    file = open_gguf(Path(config.path))
+    builder(file.architecture)
+    model = read_config(file)
+    runner = config.runner()
+    return Outline(context=context_of(file, model, runner), memory=least_memory(file, model, runner))
 
 
 def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = None) -> Runner:
@@ -45,7 +74,7 @@ def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = N
         return Runner(
             file,
             tokenizer.eos_ids,
-            RunnerConfig(threads=config.threads, context=config.context, kv_memory=config.kv_memory),
+            config.runner(),
             None if progress is None else lambda done, total: progress(done / total),
             grammars,
         )

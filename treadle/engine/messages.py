@@ -15,10 +15,18 @@ from treadle.core import Output, Request
 from treadle.engine.engine import EngineInfo, EngineStats
 
 
+class Manners(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine process shares the machine with others."""
+
+    turns: str | None = None  # a file on this machine; engines with the same one run their steps in turn
+    spare: bool = False  # use only what processes outside of this server leave of the CPUs
+
+
 class Configure(msgspec.Struct, tag=True):
-    """First message of the client: the argument of the loader."""
+    """First message of the client: the argument of the loader, and manners."""
 
     config: Any
+    manners: Manners = Manners()
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -71,5 +79,9 @@ class Stats(msgspec.Struct, tag=True):
     stats: EngineStats
 
 
+class Waiting(msgspec.Struct, tag=True):
+    """The engine has work and waits for another one's step to end."""
+
+
 ToEngine = Configure | Submit | Cancel | Shutdown
-FromEngine = Hello | Progress | Ready | Failed | Outputs | Stats
+FromEngine = Hello | Progress | Ready | Failed | Outputs | Stats | Waiting

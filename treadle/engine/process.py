@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, get_type_hints
 
 import msgspec
@@ -30,6 +31,7 @@ from treadle.engine.messages import (
     Failed,
     FromEngine,
     Hello,
+    Manners,
     Outputs,
     Progress,
     Ready,
@@ -37,7 +39,9 @@ from treadle.engine.messages import (
     Stats,
     Submit,
     ToEngine,
+    Waiting,
 )
+from treadle.engine.sharing import Spare, Turns, step_back
 
 log = logging.getLogger("treadle.engine")
 
@@ -92,8 +96,10 @@ def load(name: str, config: Any, progress: Callable[[float], None]) -> Engine:
     return loader(msgspec.convert(config, wanted), progress)
 
 
-def serve(connection: Connection, engine: Engine) -> None:
+def serve(connection: Connection, engine: Engine, manners: Manners) -> None:
     """Answer requests until Shutdown."""
+    turns = Turns(manners.turns) if manners.turns is not None else None
+    spare = Spare(engine.info.threads) if manners.spare else None
     sent = time.monotonic()
     while True:
         if not engine.has_work:
@@ -114,7 +120,10 @@ def serve(connection: Connection, engine: Engine) -> None:
                     return
                 case Configure():
                     log.warning("the engine is configured already; a second configuration is ignored")
-        outputs = engine.step()
+        if spare is not None:
+            engine.use_threads(spare.workers())
+        with turns.turn(lambda: connection.send(Waiting())) if turns else nullcontext():
+            outputs = engine.step()
         if outputs:
             connection.send(Outputs(outputs))
         if time.monotonic() - sent >= _STATS_EVERY:
@@ -140,6 +149,8 @@ def main(address: str, loader: str) -> int:
         message = connection.receive(wait=True)
         if not isinstance(message, Configure):
             raise RuntimeError(f"the first message must be Configure, not {type(message).__name__}")
+        if message.manners.spare:
+            step_back()
         try:
             engine = load(loader, message.config, lambda fraction: connection.send(Progress(fraction)))
         except TreadleError as error:
@@ -150,7 +161,7 @@ def main(address: str, loader: str) -> int:
             connection.send(Failed(f"{type(error).__name__}: {error}"))
             return 1
         connection.send(Ready(engine.info))
-        serve(connection, engine)
+        serve(connection, engine, message.manners)
         return 0
     finally:
         connection.close()

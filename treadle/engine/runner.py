@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ class RunnerConfig:
     threads: int | None = None  # None: one per usable physical core
     context: int | None = None  # tokens per sequence; None: what the model was trained for, at most 32768
     kv_memory: int | None = None  # bytes of KV cache; None: see `cache_blocks`
+    memory: int | None = None  # bytes for weights and KV cache together; None: what is available
+    pinned: bool = True  # to one core each; else the system may move the threads among these cores
     max_sequences: int = 64  # decoded together
     max_tokens: int = 512  # per step: activations of a linear pass stay in L2 (csrc/program/ops_linear.cpp)
 
@@ -61,7 +64,7 @@ class Runner:
                     "physical cores"
                 )
             cpus = cpus[: config.threads]
-        self._pool = _native.Pool(len(cpus), cpus)
+        self._pool = _native.Pool(len(cpus), cpus, **({} if config.pinned else {"pinned": False}))
         self.threads = len(cpus)
         try:
             self.isa = _native.isa()
@@ -69,12 +72,7 @@ class Runner:
             raise TreadleError(str(error)) from None
         weights = Weights(file, self._pool, progress)
         model = read_config(file)
-        if config.context is not None and config.context > model.context:
-            raise TreadleError(
-                f"a context of {config.context} tokens was asked for, but {file.path} is made for "
-                f"{model.context}; its answers would be wrong beyond that"
-            )
-        self.context = config.context or min(model.context, 32768)
+        self.context = context_of(file, model, config)
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
         self.num_blocks = cache_blocks(file, model, self.context, config)
         self._program = _native.Program(
@@ -97,7 +95,8 @@ class Runner:
         self.weight_bytes = weights.packed_bytes
         output = "output.weight" if "output.weight" in weights else "token_embd.weight"
         self._output_bytes = weights.matrix(output).nbytes
-        self._token_bytes = model.layers * 2 * model.kv_heads * model.head_dim * 2
+        self._token_bytes = _block_bytes(model) // BLOCK
+        self.cache_bytes = self._program.cache_bytes
         self.eos_ids = eos_ids
         self.vocab_size = int(file.tensor("token_embd.weight").shape[0])
         self.tables: Ids = np.zeros((self.max_sequences, -(-self.context // BLOCK)), np.int32)
@@ -117,6 +116,10 @@ class Runner:
         """Bytes per second at which the workers read memory: the limit of every step. Takes about 0.2 s."""
         seconds = _native.bench_read(self._pool, _READ_BYTES, 3)
         return _READ_BYTES / min(seconds)
+
+    def use_threads(self, count: int, /) -> None:
+        """See StepRunner.use_threads."""
+        self._pool.active = count
 
     @property
     def logits(self) -> NDArray[np.float32]:
@@ -154,6 +157,30 @@ class Runner:
         return GuidedState(self._grammars, p, **sampling)
 
 
+def context_of(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) -> int:
+    """Tokens per sequence. Raises TreadleError if more are asked for than the model is made for."""
+    if config.context is not None and config.context > model.context:
+        raise TreadleError(
+            f"a context of {config.context} tokens was asked for, but {file.path} is made for "
+            f"{model.context}; its answers would be wrong beyond that"
+        )
+    return config.context or min(model.context, 32768)
+
+
+def least_memory(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) -> int:
+    """Bytes without which `cache_blocks` refuses: weights, and one context or the given size of KV cache."""
+    context = -(-context_of(file, model, config) // BLOCK) * _block_bytes(model)
+    return _weight_bytes(file) + max(context, config.kv_memory or 0)
+
+
+def _block_bytes(model: ModelConfig) -> int:
+    return model.layers * 2 * model.kv_heads * model.head_dim * 2 * BLOCK
+
+
+def _weight_bytes(file: GgufModelFile) -> int:
+    return int(sum(file.tensor(name).nbytes for name in file.tensor_names) * 1.04)
+
+
 def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: RunnerConfig) -> int:
     """KV blocks that fit beside the weights. Raises TreadleError with the numbers when memory is too small.
 
@@ -161,12 +188,11 @@ def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: 
     after the weights, whichever is less; never under one full context. Memory is taken from the system only
     as blocks are used.
     """
-    token_bytes = model.layers * 2 * model.kv_heads * model.head_dim * 2
-    block_bytes = token_bytes * BLOCK
+    block_bytes = _block_bytes(model)
     least = -(-context // BLOCK)
-    weights = sum(file.tensor(name).nbytes for name in file.tensor_names)
-    available = machine.available_memory()
-    left = available - int(weights * 1.04)
+    weights = _weight_bytes(file)
+    available = min(machine.available_memory(), config.memory or sys.maxsize)
+    left = available - weights
     if config.kv_memory is not None:
         blocks = config.kv_memory // block_bytes
         if blocks < least:
@@ -178,7 +204,7 @@ def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: 
         blocks = max(least, min(8 * least, left // 4 // block_bytes))
     if blocks * block_bytes > left:
         raise TreadleError(
-            f"{file.path} needs {_size(weights * 1.04)} for weights and {_size(blocks * block_bytes)} of KV "
+            f"{file.path} needs {_size(weights)} for weights and {_size(blocks * block_bytes)} of KV "
             f"cache for a context of {context} tokens, but {_size(available)} are available; free memory, "
             "use a smaller model or quantisation, or a smaller context"
         )

@@ -30,7 +30,7 @@ from treadle.server.tokens import detokenize, tokenize
 def create_app(config: Config, load: Load, version: str) -> Starlette:
     """The server as an ASGI application.
 
-    ``load`` is called once, when the server already listens; until it returns, ``/v1/*`` answers 503.
+    ``load`` is called once, when the server already listens; until a model is there, ``/v1/*`` answers 503.
     """
     service = Service(config, load, version)
 
@@ -101,11 +101,14 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """``GET /ready``: like health, with the reason of a failure and the model."""
+    """``GET /ready``: like health, with the reason of a failure and the state of every model."""
     service = service_of(request)
-    if service.state != "ready":
-        return json_response({"status": service.state, "error": service.failure}, 503)
-    return json_response({"status": "ready", "model": service.served().card()})
+    models = [
+        {"id": served.name, "state": served.engine.state, "error": served.engine.error}
+        for served in service.models
+    ]
+    answer = {"status": service.state, "error": service.failure, "models": models}
+    return json_response(answer, 200 if service.state == "ready" else 503)
 
 
 async def version_(request: Request) -> Response:
@@ -122,9 +125,8 @@ async def metrics(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """``GET /v1/models``."""
-    served = [service_of(request).served()]
-    allowed = [one for one in served if key_of(request).may_use({one.name, *one.aliases})]
-    return json_response({"object": "list", "data": [one.card() for one in allowed]})
+    allowed = service_of(request).allowed(key_of(request))
+    return json_response({"object": "list", "data": [served.card() for served in allowed]})
 
 
 async def model(request: Request) -> Response:

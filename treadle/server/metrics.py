@@ -39,7 +39,8 @@ _ENGINE = {
     "read_bytes_per_second": "The same in the newest steps, per second of them.",
     "read_limit_bytes_per_second": "What this machine can read, measured when the engine started.",
     "read_share": "Reading in the newest steps as a share of that limit.",
-    "restarts_total": "Starts of the engine process after the first.",
+    "restarts_total": "Starts of the engine process after it had died.",
+    "loaded": "Whether the model is in memory and answers: 1, or 0.",
 }
 
 # The time at which each counter was made: one more series each, of no use here.
@@ -49,7 +50,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics:
     """Counters and histograms in a registry of their own, so that two servers in one process do not meet."""
 
-    def __init__(self, engine_stats: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, engine_stats: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
+        """``engine_stats``: by the name of the model."""
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "treadle_http_requests", "Finished HTTP requests.", ["route", "status"], registry=self.registry
@@ -110,10 +112,15 @@ class Clock:
 
 
 class _EngineStats(Collector):
-    def __init__(self, stats: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, stats: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in self._stats().items():
-            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield family(f"treadle_engine_{name}", _ENGINE[name], value=value)
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for model, stats in self._stats().items():
+            for name, value in stats.items():
+                if name not in families:
+                    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                    families[name] = kind(f"treadle_engine_{name}", _ENGINE[name], labels=["model"])
+                families[name].add_metric([model], value)
+        yield from families.values()

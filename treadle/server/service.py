@@ -1,4 +1,4 @@
-"""What the routes share: the settings, the metrics and the model that is served, once it is loaded."""
+"""What the routes share: the settings, the metrics and the models that are served."""
 
 from __future__ import annotations
 
@@ -29,12 +29,23 @@ class Engine(Protocol):
 
     @property
     def state(self) -> str:
-        """``ready`` when requests are being answered; anything else is a state of starting or failing."""
+        """``ready``; ``unloaded``, or ``loading`` when a request asked for it: requests wait for it;
+        ``restarting`` or ``failed``."""
         ...
 
     @property
     def error(self) -> str | None:
-        """Why the engine has failed, or died last."""
+        """Why the engine has failed, died last, or could not be loaded."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """What the engine runs with, for the log."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until start-up is over: it is in memory, or stays out until it is asked for. Raises
+        TreadleError if it could not be loaded."""
         ...
 
     @property
@@ -44,7 +55,8 @@ class Engine(Protocol):
 
     def submit_all(self, requests: list[Request], /) -> Sequence[AsyncIterator[Output]]:
         """Per request its outputs until ``finish_reason``, which also come while nobody reads them. Raises
-        TreadleError if not all are taken, and then takes none."""
+        TreadleError if not all are taken, and then takes none. Where they have to wait for the model, the
+        outputs may begin with an ApiError."""
         ...
 
     async def cancel(self, request_id: str, /) -> None:
@@ -58,7 +70,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A model that answers: its names, its text side and its engine."""
+    """A model: its names, its text side and its engine."""
 
     name: str
     text: TextSide
@@ -66,8 +78,12 @@ class Served:
     context: int  # tokens
     aliases: tuple[str, ...] = ()
     preset: Preset | None = None  # sampling for requests that name none
-    summary: str = ""  # what the engine runs with, for the log
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def names(self) -> set[str]:
+        """Everything that it is called."""
+        return {self.name, *self.aliases}
 
     def card(self) -> dict[str, Any]:
         """The entry of ``GET /v1/models``."""
@@ -78,6 +94,7 @@ class Served:
             "owned_by": "treadle",
             "max_model_len": self.context,
             "aliases": list(self.aliases),
+            "state": self.engine.state,
         }
 
 
@@ -89,7 +106,9 @@ class Ending(Protocol):
         ...
 
 
-Load = Callable[[], Awaitable[Served]]
+# Finds the models and begins to load those that fit into memory together. Raises TreadleError.
+Load = Callable[[], Awaitable[Sequence[Served]]]
+_ANSWERING = {"ready", "loading", "unloaded"}  # states of an engine that takes requests once start-up is over
 
 
 class Service:
@@ -98,39 +117,44 @@ class Service:
     def __init__(self, config: Config, load: Load, version: str) -> None:
         self.config = config
         self.version = version
-        self.metrics = Metrics(lambda: self._served.engine.stats if self._served else {})
-        self.loaded = asyncio.Event()  # set when loading has ended, well or not
+        self.metrics = Metrics(lambda: {served.name: served.engine.stats for served in self.models})
+        self.models: Sequence[Served] = ()  # in the order in which they were named
+        self.loaded = asyncio.Event()  # set when loading at start has ended, well or not
         self.answers: set[Ending] = set()  # being written
         self._load = load
-        self._served: Served | None = None
         self._failure: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> str:
-        """``loading``, ``ready`` or ``failed``; an engine that is being restarted counts as loading."""
+        """``loading`` at start, and while no model answers because its engine is being restarted; ``ready``
+        when at least one answers, if need be after having been loaded; ``failed``."""
         if self._failure is not None:
             return "failed"
-        if self._served is None:
+        if not self.loaded.is_set() or not self.models:
             return "loading"
-        state = self._served.engine.state
-        return state if state in ("ready", "failed") else "loading"
+        states = {served.engine.state for served in self.models}
+        if states & _ANSWERING:
+            return "ready"
+        return "failed" if states <= {"failed"} else "loading"
 
     @property
     def failure(self) -> str | None:
-        """Why loading failed, or why the engine was given up."""
-        if self._failure is None and self._served is not None and self._served.engine.state == "failed":
-            return self._served.engine.error
+        """Why loading at start failed, or why the engines were given up."""
+        if self._failure is None and self.state == "failed":
+            return "; ".join(served.engine.error or served.name for served in self.models)
         return self._failure
 
     async def start(self) -> None:
-        """Load the model; never raises."""
+        """Load the models; never raises."""
         try:
-            self._served = await self._load()
+            self.models = await self._load()
+            for served in self.models:
+                await served.engine.ready()
         except TreadleError as error:
             self._failure = str(error)
         except Exception as error:
-            log.exception("loading the model failed")
+            log.exception("loading failed")
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             self.loaded.set()
@@ -147,34 +171,56 @@ class Service:
             answer.end(ApiError(503, "the server is stopping; this answer is incomplete", code="stopping"))
 
     async def stop(self) -> None:
-        """Release the engine; a second call does nothing."""
-        served, self._served = self._served, None
-        if served is not None:
-            await served.engine.close()  # which ends every request, and so the tasks
+        """Release the engines; a second call does nothing."""
+        models, self.models = self.models, ()
+        await asyncio.gather(*(served.engine.close() for served in models))  # which ends every request
 
-    def served(self) -> Served:
-        """The model, or an ApiError 503 while there is none."""
-        state = self.state
-        if state == "loading":
-            message = "the model is still loading; try again shortly"
-            raise ApiError(503, message, code="model_loading", headers={"Retry-After": "2"})
-        if state == "failed" or self._served is None:
-            message = "the model is not available; GET /ready and the server's log say why"
-            raise ApiError(503, message, code="model_failed", headers={"Retry-After": "60"})
-        return self._served
+    def check(self) -> None:
+        """Raise ApiError 503 while no model can be asked."""
+        if not any(self._refusal(served) is None for served in self.models):
+            raise self._unavailable("loading" if self.state == "ready" else self.state)
+
+    def allowed(self, key: Key) -> list[Served]:
+        """The models that ``key`` may use. Raises ApiError 503 while no model can be asked."""
+        self.check()
+        return [served for served in self.models if key.may_use(served.names)]
 
     def find(self, name: str | None, key: Key) -> Served:
-        """The served model if ``name`` is one of its names (None: the only one there is) and ``key`` may use
-        it, else ApiError 404."""
-        served = self.served()
-        names = {served.name, *served.aliases}
-        allowed = key.may_use(names)
-        if allowed and (name is None or name in names):
-            return served
-        known = ", ".join((served.name, *served.aliases)) if allowed else "none"
+        """The model of this name (None: the only one there is), if ``key`` may use it. Raises ApiError 404 if
+        there is none, 503 if it cannot be asked now."""
+        allowed = self.allowed(key)
+        if name is None and len(allowed) > 1:
+            message = f"model is required here; it can be {_names(allowed)}"
+            raise ApiError(400, message, param="model", code="invalid_value")
+        for served in allowed:
+            if name is None or name in served.names:
+                refusal = self._refusal(served)
+                if refusal is not None:
+                    raise refusal
+                return served
         where = "to this key" if key.models else "here"
-        message = f"the model {(name or served.name)[:100]!r} is not served {where}; served: {known}"
+        what = "no model" if name is None else f"the model {name[:100]!r}"
+        verb = "is" if name is None else "is not"
+        message = f"{what} {verb} served {where}; served: {_names(allowed) or 'none'}"
         raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _refusal(self, served: Served) -> ApiError | None:
+        state = served.engine.state
+        if state == "ready" or (state in _ANSWERING and self.loaded.is_set()):
+            return None
+        return self._unavailable(state)
+
+    @staticmethod
+    def _unavailable(state: str) -> ApiError:
+        if state == "failed":
+            message = "the model is not available; GET /ready and the server's log say why"
+            return ApiError(503, message, code="model_failed", headers={"Retry-After": "60"})
+        message = "the model is still loading; try again shortly"
+        return ApiError(503, message, code="model_loading", headers={"Retry-After": "2"})
+
+
+def _names(models: Sequence[Served]) -> str:
+    return ", ".join(name for served in models for name in (served.name, *served.aliases))
 
 
 def key_of(request: HttpRequest) -> Key:
@@ -200,6 +246,6 @@ def service_of(request: HttpRequest) -> Service:
 async def body_of(request: HttpRequest, kind: type[Body]) -> tuple[Body, int]:
     """The body, checked, and its size in bytes; after making sure that a model is there to use it."""
     service = service_of(request)
-    service.served()
+    service.check()
     raw = await read(request, service.config.max_body)
     return await aside(len(raw), lambda: validate(kind, parse_json(raw))), len(raw)
