@@ -1,9 +1,13 @@
-"""Two models for real clients: ``smol``, the default one in a real `treadle serve`, and ``thinker``, which
-reasons and calls tools as Qwen3 does, says what a test wants, and shows what it was told."""
+"""Three models for real clients. In a real `treadle serve`: ``smol``, the default one, and ``r1``, random
+weights with the tokens and the think block of DeepSeek-R1, whose answers have sense only where a grammar makes
+it. And ``thinker``, which reasons and calls tools as Qwen3 does, says what a test wants, and shows what it was
+told."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +15,11 @@ import anthropic
 import openai
 import pytest
 
-from tests.server.conftest import KEY, Api, scripted, server
+from tests.server.conftest import KEY, Api, clean_environment, free_port, scripted, server, wait_ready
 from tests.server.conftest import _running as running
 from tests.server.scripted import ScriptedEngine, byte_tokenizer
+from treadle.bench.shapes import Shape
+from treadle.bench.synth import write_synthetic
 from treadle.config import Config
 from treadle.server.service import Served
 from treadle.server.text import ModelText
@@ -85,6 +91,24 @@ def thinker(started: Thinker) -> Thinker:
     return started
 
 
+@pytest.fixture(scope="session")
+def r1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    folder = tmp_path_factory.mktemp("r1")
+    shape = Shape("tiny", "deepseek-r1-qwen", 2, 256, 512, 4, 2, 1024, 4096, 1e6, 1e-6, head_dim=64)
+    write_synthetic(shape, "Q8_0", folder / "r1.gguf")
+    port = free_port()
+    command = [sys.executable, "-m", "treadle.cli", "serve", str(folder / "r1.gguf"), "--port", str(port)]
+    with (folder / "log").open("wb") as log, Api(f"http://127.0.0.1:{port}", "r1") as api:
+        environment = clean_environment(TREADLE_API_KEY=KEY)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            wait_ready(api.url, process, folder / "log")
+            yield api
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
 @pytest.fixture
 def smol(server: Api) -> Api:
     return server
@@ -111,4 +135,16 @@ def anthropic_smol(smol: Api) -> Iterator[anthropic.Anthropic]:
 @pytest.fixture
 def anthropic_thinker(thinker: Thinker) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=thinker.url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def openai_r1(r1: Api) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=r1.url + "/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_r1(r1: Api) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=r1.url, api_key=KEY, max_retries=0) as client:
         yield client

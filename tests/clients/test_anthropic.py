@@ -302,3 +302,51 @@ def test_every_refusal_has_the_shape_of_this_api(thinker: Thinker) -> None:
         assert error["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
     assert httpx.post(url, json=body, headers=good).json()["content"][0]["text"] == "Hello"
     assert "error" in httpx.post(thinker.url + "/v1/chat/completions", json={}).json()
+
+
+BOOLEAN: Any = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+def test_thinking_within_its_budget(anthropic_r1: anthropic.Anthropic, r1: Api) -> None:
+    config: Any = {"format": {"type": "json_schema", "schema": BOOLEAN}}
+    options: Any = {"output_config": config, "extra_body": {"temperature": 0}, "max_tokens": 300}
+    message = both(anthropic_r1, r1.model, thinking={"type": "enabled", "budget_tokens": 8}, **options)
+    thought, answer = message.content
+    assert thought.type == "thinking"
+    assert 8 <= message.usage.output_tokens_details.thinking_tokens <= 10
+    assert json.loads(answer.text).keys() == {"ok"}
+    silent = both(anthropic_r1, r1.model, thinking={"type": "disabled"}, **options)
+    assert silent.usage.output_tokens_details.thinking_tokens == 0
+    assert json.loads(silent.content[0].text).keys() == {"ok"}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "reply"}])
+def test_tools_that_must_be_used(anthropic_r1: anthropic.Anthropic, r1: Api, choice: Any) -> None:
+    tools: Any = [
+        {**TOOL, "input_schema": BOOLEAN},
+        {"name": "reply", "input_schema": BOOLEAN, "strict": True},
+    ]
+    choice = {**choice, "disable_parallel_tool_use": True}
+    options: Any = {
+        "tools": tools,
+        "tool_choice": choice,
+        "extra_body": {"temperature": 0},
+        "max_tokens": 400,
+    }
+    message = both(anthropic_r1, r1.model, thinking={"type": "enabled", "budget_tokens": 4}, **options)
+    thought, used = message.content
+    assert (thought.type, used.type, message.stop_reason) == ("thinking", "tool_use", "tool_use")
+    assert isinstance(used.input["ok"], bool)
+    assert used.name == "reply" or choice["type"] == "any"
+
+
+def test_a_model_that_does_not_reason_says_so(anthropic_smol: anthropic.Anthropic, smol: Api) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=r"thinking: \S+ does not reason"):
+        ask(anthropic_smol, smol.model, thinking={"type": "enabled", "budget_tokens": 8})
+    for harmless in ({"type": "disabled"}, {"type": "adaptive"}):
+        assert ask(anthropic_smol, smol.model, thinking=harmless, max_tokens=4).content[0].type == "text"

@@ -308,3 +308,39 @@ def test_stored_responses_are_private(scripted: Any) -> None:
     assert api.get(f"/v1/responses/{stored}?stream=true").status_code == 400
     deleted = api.delete(f"/v1/responses/{stored}").json()
     assert deleted == {"id": stored, "object": "response", "deleted": True}
+
+
+BOOLEAN: Any = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+def test_reasoning_within_its_budget_before_a_form(openai_r1: openai.OpenAI, r1: Api) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "reply", "schema": BOOLEAN}}
+    options: Any = {"reasoning": {"max_tokens": 8}, "text": form, "seed": 1}
+    for response in (
+        ask(openai_r1, r1.model, extra_body=options),
+        streamed(openai_r1, r1.model, extra_body=options)[-1].response,
+    ):
+        assert [item.type for item in response.output] == ["reasoning", "message"]
+        assert 8 <= response.usage.output_tokens_details.reasoning_tokens <= 10
+        assert json.loads(response.output_text).keys() == {"ok"}
+    silent = ask(openai_r1, r1.model, reasoning={"effort": "none"}, text=form)
+    assert [item.type for item in silent.output] == ["message"]
+    assert silent.usage.output_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "reply"}])
+def test_calls_that_must_come(openai_r1: openai.OpenAI, r1: Api, choice: Any) -> None:
+    other = {**TOOL, "strict": True, "parameters": {**BOOLEAN, "properties": {"ok": {"const": 1}}}}
+    reply = {**other, "name": "reply", "parameters": BOOLEAN}
+    options: Any = {"tools": [other, reply], "tool_choice": choice, "parallel_tool_calls": False}
+    options |= {"extra_body": {"reasoning": {"max_tokens": 4}}}
+    final = streamed(openai_r1, r1.model, **options)[-1].response
+    thought, made = final.output
+    assert thought.type == "reasoning"
+    assert made.name == "reply" or choice == "required"
+    assert isinstance(json.loads(made.arguments)["ok"], bool if made.name == "reply" else int)

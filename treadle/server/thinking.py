@@ -41,7 +41,7 @@ def thinking_of(body: ChatBody, served: Served) -> Thinking:
     if enabled and budget == 0:
         raise _wrong("reasoning: enabled contradicts a budget of no tokens")
     if enabled and served.text.reasoning(thinking=False) is None:
-        message = f"reasoning: {served.name} does not reason; leave enabled out"
+        message = f"reasoning: {served.name} does not reason; do not ask it to"
         raise ApiError(400, message, param="reasoning", code="unsupported_parameter")
     if enabled is False or budget == 0:
         enabled, budget = False, 0

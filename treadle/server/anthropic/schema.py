@@ -14,7 +14,7 @@ def _is_text(value: Any) -> str:
 
 
 def _tagged(value: Any, known: tuple[str, ...]) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>" if kind in known else None
 
 

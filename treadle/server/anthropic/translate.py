@@ -90,7 +90,7 @@ def _thinking(body: CountBody) -> dict[str, Any]:
                 f"got {body.thinking.budget_tokens}"
             )
             raise _wrong("thinking", message)
-        fields["reasoning"] = {"max_tokens": body.thinking.budget_tokens}
+        fields["reasoning"] = {"max_tokens": body.thinking.budget_tokens, "enabled": True}
     return fields
 
 
