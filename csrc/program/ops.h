@@ -102,10 +102,17 @@ private:
         int64_t panel_begin, panel_end, row_begin, row_end;
     };
     Range range(int64_t chunk) const;
-    void multiply(const LinearPart& part, const Range& range, float* tile) const;
-    void finish(const Range& range, const float* tile) const;
-    template <bool kBias, bool kResidual>
-    void finish_panel(const Range& range, int64_t column, const float* sums) const;
+    // Where a product goes and what it is added to, from the first row and panel of a range.
+    struct Target {
+        const float* start;
+        int64_t start_stride, start_panel;  // between rows, between panels
+        float* out;
+        int64_t out_stride, out_panel;
+    };
+    void multiply(const LinearPart& part, const Range& range, const Target& to) const;
+    void multiply_into_output(const Range& range) const;
+    void multiply_last_panel(const Range& range, float* tile) const;
+    void multiply_gated(const Range& range, float* tile) const;
 
     const RowKernels& rows_;
     const Buffer& x_;

@@ -21,6 +21,8 @@ constexpr int64_t kPassK = 1024;
 // Rows from which compute, not memory, is the limit.
 constexpr int64_t kManyRows = 33;
 
+constexpr float kZeros[kPanel] = {};
+
 }  // namespace
 
 int64_t LinearOp::plan(const Step& step, int workers) {
@@ -66,34 +68,36 @@ LinearOp::Range LinearOp::range(int64_t chunk) const {
     }
 }
 
-// tile[panel][row][16] = W x
-void LinearOp::multiply(const LinearPart& part, const Range& range, float* tile) const {
+void LinearOp::multiply(const LinearPart& part, const Range& range, const Target& to) const {
     const Matrix& matrix = *part.matrix;
     const int64_t rows = range.row_end - range.row_begin, panels = range.panel_end - range.panel_begin;
-    std::memset(tile, 0, panels * rows * kPanel * sizeof(float));
     // Equal tiles rather than full ones and a rest.
     const int64_t tiles = (rows + part.max_rows - 1) / part.max_rows;
     const int64_t passes = (matrix.cols + kPassK - 1) / kPassK;
+    const bool integers = part.form != Form::floats && part.form != Form::bf16;
+    const Quantised x = integers ? x_.quantised(part.form, range.row_begin) : Quantised{};
     LinearTile t{};
     t.k = matrix.cols;
     t.x_stride = x_.stride();
-    t.out_stride = kPanel;
+    t.out_stride = to.out_stride;
     const auto multiply_pass = [&](int64_t panel, int64_t pass) {
         t.panel = matrix.panel(range.panel_begin + panel);
         t.k_begin = pass * kPassK;
         t.k_end = std::min(t.k_begin + kPassK, matrix.cols);
         for (int64_t i = 0; i < tiles; ++i) {
             const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
-            const int64_t row = range.row_begin + begin;
-            switch (part.form) {
-            case Form::floats: t.x = x_.row(row); break;
-            case Form::bf16: t.x_bf16 = x_.bf16_row(row); break;
-            default: t.a = x_.quantised(part.form, row);
-            }
+            if (integers)
+                t.a = x.from_row(begin);
+            else if (part.form == Form::bf16)
+                t.x_bf16 = x_.bf16_row(range.row_begin + begin);
+            else
+                t.x = x_.row(range.row_begin + begin);
             // One row is all reading, and the hardware's own prefetcher is better at that; the second tile of
             // a few rows finds the weights in L1, and many rows in L2.
             t.prefetch = i == 0 && rows > 1 && rows < kManyRows;
-            t.out = tile + (panel * rows + begin) * kPanel;
+            t.out = to.out + panel * to.out_panel + begin * to.out_stride;
+            t.start = pass > 0 ? t.out : to.start + panel * to.start_panel + begin * to.start_stride;
+            t.start_stride = pass > 0 ? to.out_stride : to.start_stride;
             part.tile[end - begin - 1](t);
         }
     };
@@ -108,66 +112,75 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, float* tile)
     }
 }
 
-// out[0..16) = sums [+ bias] [+ residual]; `out` may be `residual`.
-template <bool kBias, bool kResidual>
-void LinearOp::finish_panel(const Range& range, int64_t column, const float* sums) const {
-    for (int64_t row = range.row_begin; row < range.row_end; ++row, sums += kPanel) {
+// Whole panels straight into the output, started from the residual or the bias.
+void LinearOp::multiply_into_output(const Range& range) const {
+    const int64_t column = part_columns_[range.part] + range.panel_begin * kPanel;
+    Target to{kZeros, 0, 0, out_.row(range.row_begin) + column, out_.stride(), kPanel};
+    const float* bias = epilogue_.bias.empty() ? nullptr : epilogue_.bias.data() + column;
+    if (epilogue_.residual != nullptr) {
+        to.start = epilogue_.residual->row(range.row_begin) + column;
+        to.start_stride = epilogue_.residual->stride();
+        to.start_panel = kPanel;
+    } else if (bias != nullptr) {
+        to.start = bias;
+        to.start_panel = kPanel;
+    }
+    multiply(parts_[range.part], range, to);
+    if (epilogue_.residual == nullptr || bias == nullptr) return;
+    const int64_t columns = (range.panel_end - range.panel_begin) * kPanel;
+    for (int64_t row = range.row_begin; row < range.row_end; ++row) {
         float* out = out_.row(row) + column;
-        const float* residual = kResidual ? epilogue_.residual->row(row) + column : nullptr;
-        float y[kPanel];
-        for (int i = 0; i < kPanel; ++i) {
-            y[i] = sums[i];
-            if constexpr (kBias) y[i] += epilogue_.bias[column + i];
-            if constexpr (kResidual) y[i] += residual[i];
-        }
-        std::memcpy(out, y, sizeof y);
+        for (int64_t i = 0; i < columns; ++i) out[i] += bias[i];
     }
 }
 
-void LinearOp::finish(const Range& range, const float* tile) const {
-    const int64_t rows = range.row_end - range.row_begin;
-    const int64_t part_begin = part_columns_[range.part], part_end = part_columns_[range.part + 1];
-    const bool bias = !epilogue_.bias.empty(), residual = epilogue_.residual != nullptr;
-    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel, tile += rows * kPanel) {
-        const int64_t column = part_begin + panel * kPanel;
-        if (column + kPanel <= part_end) {
-            if (bias && residual)
-                finish_panel<true, true>(range, column, tile);
-            else if (bias)
-                finish_panel<true, false>(range, column, tile);
-            else if (residual)
-                finish_panel<false, true>(range, column, tile);
-            else
-                finish_panel<false, false>(range, column, tile);
-            continue;
+// The panel that has fewer than 16 outputs, by way of the scratch tile.
+void LinearOp::multiply_last_panel(const Range& range, float* tile) const {
+    multiply(parts_[range.part], range, {kZeros, 0, 0, tile, kPanel, 0});
+    const int64_t begin = part_columns_[range.part] + range.panel_begin * kPanel;
+    const int64_t end = part_columns_[range.part + 1];
+    for (int64_t row = range.row_begin; row < range.row_end; ++row, tile += kPanel) {
+        for (int64_t i = begin; i < end; ++i) {
+            float y = tile[i - begin];
+            if (epilogue_.residual != nullptr) y += epilogue_.residual->row(row)[i];
+            if (!epilogue_.bias.empty()) y += epilogue_.bias[i];
+            out_.row(row)[i] = y;
         }
-        for (int64_t row = 0; row < rows; ++row)
-            for (int64_t i = column; i < part_end; ++i) {
-                float y = tile[row * kPanel + i - column];
-                if (bias) y += epilogue_.bias[i];
-                if (residual) y += epilogue_.residual->row(range.row_begin + row)[i];
-                out_.row(range.row_begin + row)[i] = y;
-            }
+    }
+}
+
+void LinearOp::multiply_gated(const Range& range, float* tile) const {
+    const int64_t rows = range.row_end - range.row_begin, panels = range.panel_end - range.panel_begin;
+    float* gate = tile;  // [panel][row][16]
+    float* up = tile + panels * rows * kPanel;
+    multiply(parts_[0], range, {kZeros, 0, 0, gate, kPanel, rows * kPanel});
+    multiply(parts_[1], range, {kZeros, 0, 0, up, kPanel, rows * kPanel});
+    rows_.swiglu(gate, up, panels * rows * kPanel, gate);
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        const int64_t column = (range.panel_begin + panel) * kPanel;
+        const int64_t count = parts_[0].matrix->rows - column;
+        for (int64_t row = 0; row < rows; ++row) {
+            const float* from = gate + (panel * rows + row) * kPanel;
+            float* out = out_.row(range.row_begin + row) + column;
+            if (count >= kPanel)
+                std::memcpy(out, from, kPanel * sizeof(float));
+            else
+                std::copy_n(from, count, out);
+        }
     }
 }
 
 void LinearOp::run(const Step&, int64_t chunk, uint8_t* scratch) {
-    const Range range = this->range(chunk);
+    Range range = this->range(chunk);
     float* tile = reinterpret_cast<float*>(scratch);
-    multiply(parts_[range.part], range, tile);
-    if (!epilogue_.gated) return finish(range, tile);
-    const int64_t rows = range.row_end - range.row_begin, panels = range.panel_end - range.panel_begin;
-    const float* gate = tile;
-    float* up = tile + panels * rows * kPanel;
-    multiply(parts_[1], range, up);
-    for (int64_t panel = 0; panel < panels; ++panel) {
-        const int64_t column = (range.panel_begin + panel) * kPanel;
-        const int64_t count = std::min<int64_t>(kPanel, parts_[0].matrix->rows - column);
-        for (int64_t row = 0; row < rows; ++row) {
-            const int64_t at = (panel * rows + row) * kPanel;
-            rows_.swiglu(gate + at, up + at, count, out_.row(range.row_begin + row) + column);
-        }
-    }
+    if (epilogue_.gated) return multiply_gated(range, tile);
+    const int64_t whole = parts_[range.part].matrix->rows / kPanel, end = range.panel_end;
+    range.panel_end = std::min(end, whole);
+    if (range.panel_begin < range.panel_end) multiply_into_output(range);
+    if (end <= whole) return;
+    range.panel_begin = whole;
+    range.panel_end = end;
+    multiply_last_panel(range, tile);
 }
 
 }  // namespace treadle

@@ -1,7 +1,7 @@
 // y = W x, the kernels.
 //
 // A kernel computes a tile: a few rows of activations times one panel (16 outputs) of weights over a range of
-// K, added to a float tile. Every output is the same chain of operations whatever the tile it is in, so
+// K, added to a start. Every output is the same chain of operations whatever the tile it is in, so
 // results do not depend on the number of rows, the split of K or the threads.
 #pragma once
 
@@ -22,7 +22,11 @@ struct LinearTile {
     const uint16_t* x_bf16;  // BF16 weights on ISAs that multiply bf16: [rows][x_stride]
     int64_t x_stride;
     bool prefetch;  // weights come from memory and there is arithmetic to hide it behind
-    float* out;     // [rows][out_stride], 16 values each
+    // out = start + W x, both [rows][stride] of 16 values each; they may be the same. A start with stride 0
+    // is one for all rows.
+    const float* start;
+    int64_t start_stride;
+    float* out;
     int64_t out_stride;
 };
 

@@ -108,9 +108,9 @@ template <Format kFormat>
 void tile(const LinearTile& t) {
     for (int lane = 0; lane < kPanel; ++lane) {
         if constexpr (is_float(kFormat))
-            t.out[lane] = float_output<kFormat>(t, lane, t.out[lane]);
+            t.out[lane] = float_output<kFormat>(t, lane, t.start[lane]);
         else
-            t.out[lane] = int_output<kFormat>(t, lane, t.out[lane]);
+            t.out[lane] = int_output<kFormat>(t, lane, t.start[lane]);
     }
 }
 

@@ -6,7 +6,7 @@ void float_tile(const LinearTile& t) {
         kFormat == Format::f16 ? 2 : 4;  // bytes per lane and step; a BF16 step is a pair of k
     constexpr int kStepK = kFormat == Format::bf16 ? 2 : 1;
     Float acc[kRows];
-    for (int r = 0; r < kRows; ++r) acc[r] = float_load(t.out + r * t.out_stride);
+    for (int r = 0; r < kRows; ++r) acc[r] = float_load(t.start + r * t.start_stride);
     const uint8_t* w = t.panel + t.k_begin / kStepK * kUnit * kPanel;
     for (int64_t k = t.k_begin; k < t.k_end; k += kStepK, w += kUnit * kPanel) {
         if constexpr (kFormat == Format::bf16) {

@@ -103,7 +103,9 @@ void int_tile(const LinearTile& t) {
         Float
             sum[kRows];  // with super-scales: of this superblock, before the super-scale; else: of all so far
         for (int r = 0; r < kRows; ++r)
-            sum[r] = f.super ? float_zero() : float_load(t.out + r * t.out_stride);
+            sum[r] = f.super          ? float_zero()
+                     : k == t.k_begin ? float_load(t.start + r * t.start_stride)
+                                      : float_load(t.out + r * t.out_stride);
 
         for (int g = 0; g < groups; ++g) {
             const int64_t group = k / kGroup + g;
@@ -166,8 +168,9 @@ void int_tile(const LinearTile& t) {
             if constexpr (f.min) sum_minimums<kFormat, kRows>(t, k, scales, mins);
             for (int r = 0; r < kRows; ++r) {
                 float* out = t.out + r * t.out_stride;
+                const Float start = float_load(k == t.k_begin ? t.start + r * t.start_stride : out);
                 const Float scale = float_splat(t.a.scale[r * t.a.groups32 + k / kSuper]);
-                Float total = float_fma(sum[r], float_mul(d, scale), float_load(out));
+                Float total = float_fma(sum[r], float_mul(d, scale), start);
                 if constexpr (f.min) {
                     const Float dmin = float_from_half(w + 2 * kPanel);
                     total = float_fnma(to_float(mins[r]), float_mul(dmin, scale), total);

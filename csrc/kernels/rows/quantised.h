@@ -27,6 +27,20 @@ struct Quantised {
     const int16_t* words;  // [rows][groups32], sum of q over 32, as 16-bit pairs; only with 8 bits
     int64_t q_stride;      // bytes between rows
     int64_t groups32;      // groups of 32 per row, rounded up to 8
+
+    Quantised from_row(int64_t row) const {
+        const int64_t group = row * groups32;
+        return {scale_k,
+                q + row * q_stride,
+                low ? low + row * q_stride : nullptr,
+                scale + group,
+                sum ? sum + group : nullptr,
+                neg32 + group,
+                neg16 + 2 * group,
+                words ? words + group : nullptr,
+                q_stride,
+                groups32};
+    }
 };
 
 }  // namespace treadle

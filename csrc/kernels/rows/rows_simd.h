@@ -1,6 +1,7 @@
 // The row operations, for any SIMD header. Included by ISA-specific sources inside their namespace.
 
 #include "kernels/simd/exp.h"
+#include "kernels/simd/sums.h"
 
 inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
     Float squares = float_zero();
@@ -34,15 +35,21 @@ inline void quantise(const float* x, int64_t n, int scale_k, const QuantisedRow&
         const float scale = float_max_of(largest) / (out.low != nullptr ? 16256.0f : 127.0f);
         const Float inverse = float_splat(scale >= kLeastScale ? 1.0f / scale : 0.0f);
         out.scale[begin / scale_k] = scale;
+        for (int64_t i = begin; i < end; i += 16)
+            store_quantised(out, i, to_int(float_mul(float_load(x + i), inverse)));
+        // A loop of its own: 32 bytes are not loaded right behind the two stores that make them.
         for (int64_t i = begin; i < end; i += 32) {
-            const Int first = to_int(float_mul(float_load(x + i), inverse));
-            const Int second = to_int(float_mul(float_load(x + i + 16), inverse));
-            store_quantised(out, i, first);
-            store_quantised(out, i + 16, second);
-            const int32_t sum_first = int_sum_of(first), sum_second = int_sum_of(second);
-            const int32_t sum = sum_first + sum_second;
-            out.neg16[i / 16] = -sum_first;
-            out.neg16[i / 16 + 1] = -sum_second;
+            int32_t first, second;
+            sums_of_16(out.q + i, first, second);
+            if (out.low != nullptr) {
+                int32_t low_first, low_second;
+                sums_of_16(out.low + i, low_first, low_second);
+                first = first * 128 + low_first;
+                second = second * 128 + low_second;
+            }
+            const int32_t sum = first + second;
+            out.neg16[i / 16] = -first;
+            out.neg16[i / 16 + 1] = -second;
             out.neg32[i / 32] = -sum;
             out.words[i / 32] = static_cast<int16_t>(sum);
             if (out.sum != nullptr) out.sum[i / 32] = scale * static_cast<float>(sum);

@@ -156,12 +156,6 @@ inline float float_sum_of(Float a) {
     v = _mm_add_ps(v, _mm_movehl_ps(v, v));
     return _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)));
 }
-inline int32_t int_sum_of(Int a) {
-    const __m256i s = _mm256_add_epi32(a.lo, a.hi);
-    __m128i v = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-    v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xB1)));
-}
 
 // Lanes of 2 x bf16: the even ones and the odd ones as floats
 inline Float bf16_even(Bytes pairs) {

@@ -113,7 +113,6 @@ inline void store_i8(int8_t* p, Int a) {
 inline float float_max_of(Float a) { return _mm512_reduce_max_ps(a); }
 // Sum of the lanes in a fixed order.
 inline float float_sum_of(Float a) { return _mm512_reduce_add_ps(a); }
-inline int32_t int_sum_of(Int a) { return _mm512_reduce_add_epi32(a); }
 
 // Lanes of 2 x bf16: the even ones and the odd ones as floats
 inline Float bf16_even(Bytes pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
