@@ -1,7 +1,10 @@
-"""Three models for real clients. In a real `treadle serve`: ``smol``, the default one, and ``r1``, random
-weights with the tokens and the think block of DeepSeek-R1, whose answers have sense only where a grammar makes
-it. And ``thinker``, which reasons and calls tools as Qwen3 does, says what a test wants, and shows what it was
-told."""
+"""Three models for real clients.
+
+- ``smol``: the default one in a real `treadle serve`.
+- ``r1``: random weights with tokens and think block of DeepSeek-R1, in a real `treadle serve`, too. Its
+  answers have sense only where a grammar makes it.
+- ``thinker``: reasons and calls tools as Qwen3 does, says what a test wants, and shows what it was told.
+"""
 
 from __future__ import annotations
 

@@ -94,10 +94,10 @@ def test_conversation_is_kept_on_the_server(openai_thinker: openai.OpenAI, think
     assert second.previous_response_id == first.id
     assert openai_thinker.responses.retrieve(second.id) == second
     pages = openai_thinker.responses.input_items.list(second.id, limit=2, order="asc")
-    items = list(pages)  # several pages
+    items: list[Any] = list(pages)  # several pages
     assert [item.type for item in items] == ["message", "reasoning", "message", "message"]
     assert items[2].content[0].text == "Paris."
-    latest = openai_thinker.responses.input_items.list(second.id).data[0]
+    latest: Any = openai_thinker.responses.input_items.list(second.id).data[0]
     assert latest.content[0].text == "And of Italy?"
     openai_thinker.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
