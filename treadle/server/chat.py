@@ -61,7 +61,9 @@ async def chat_prompt(request: HttpRequest, body: ChatBody, size: int) -> ChatPr
     served = model_for(request, body.model)
     _check(body, served)
     tools = body.tools if calls_tools(body) else None
-    return await aside(size, lambda: encode_chat(served, body, body.continue_final_message or False, tools))
+    told = thinking_of(body, served).enabled
+    continued = body.continue_final_message or False
+    return await aside(size, lambda: encode_chat(served, body, continued, tools, told))
 
 
 def _check(body: ChatBody, served: Served) -> None:

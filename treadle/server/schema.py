@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import CoreSchema
 
 from treadle.server.errors import ApiError
 
@@ -73,8 +82,18 @@ class Strict(BaseModel):
     ``not_offered``: fields of the API that this server does not have, with the values that ask for nothing.
     """
 
-    not_offered: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+    not_offered: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema, with the fields that are not offered and what they may hold."""
+        schema = handler.resolve_ref_schema(handler(core))
+        properties = schema.get("properties", {})
+        for name, harmless in cls.not_offered.items():
+            if name not in properties:
+                properties[name] = {"enum": [*harmless, None], "description": "Not offered."}
+        return schema
 
 
 def _tag(value: Any) -> str:
@@ -253,6 +272,8 @@ class StructuredOutputs(Strict):
 class Sampling(Strict):
     """Fields of both completion calls."""
 
+    not_offered = UNSUPPORTED
+
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -359,7 +380,7 @@ def validate(kind: type[Body], raw: Any) -> Body:
     for name, value in raw.items():
         if name in kind.model_fields or name not in kind.not_offered:
             fields[name] = value
-        elif value is not None and value not in kind.not_offered[name]:
+        elif value is not None and not any(_same(value, harmless) for harmless in kind.not_offered[name]):
             message = f"{name} is not supported by this server; remove it"
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     name = next((name for name in _LISTS if name in kind.model_fields), "")
@@ -373,6 +394,11 @@ def validate(kind: type[Body], raw: Any) -> Body:
         least = {key: fields[key] for key, field in kind.model_fields.items() if field.is_required()}
         checked += getattr(_validated(kind, {**least, name: part}, name, len(checked)), name)
     return body
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equality of JSON values: true is not 1."""
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 
 def _slices(items: list[Any]) -> Iterator[list[Any]]:
