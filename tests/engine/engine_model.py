@@ -180,6 +180,7 @@ class LoadConfig(msgspec.Struct, kw_only=True):
     die: bool = False  # while loading
     seconds: float = 0.0  # of loading
     file: str = os.devnull  # loading fails when it is not there
+    log: str | None = None  # file to which each step adds a line: when it began and ended
 
 
 def load(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
@@ -194,7 +195,11 @@ def load(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
         raise TreadleError(f"no such file: {config.file}")
 
     def cost(_decodes: int, _prefill: int) -> float:
+        began = time.monotonic()
         time.sleep(config.step_seconds)
+        if config.log is not None:
+            with Path(config.log).open("a") as log:
+                log.write(f"{began} {time.monotonic()} {os.getpid()}\n")
         return 0.01
 
     return make_engine(EngineConfig(max_queue=40), max_sequences=8, cost=cost)[0]

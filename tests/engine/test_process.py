@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.engine.engine_model import LoadConfig, expected, prompt, request
 from treadle.core import Output
 from treadle.engine.client import EngineClient, EngineUnavailable, Stream
 from treadle.engine.interfaces import BadRequest, QueueFull
+from treadle.engine.messages import Manners
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,8 +40,13 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def engine(wait: bool = True, **config: object) -> AsyncIterator[EngineClient]:
-    client = EngineClient("tests.engine.engine_model:load", LoadConfig(**config), restart_delay=0.05)  # type: ignore[arg-type]
+async def engine(
+    wait: bool = True, silence: float = 0.0, manners: Manners | None = None, **config: object
+) -> AsyncIterator[EngineClient]:
+    loading = LoadConfig(**config)  # type: ignore[arg-type]
+    client = EngineClient(
+        "tests.engine.engine_model:load", loading, restart_delay=0.05, timeout=silence, manners=manners
+    )
     await client.start()
     try:
         if wait:
@@ -61,6 +68,11 @@ def wakeups(pid: int) -> int:
     statuses = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
     lines = [line for status in statuses for line in status.splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+
+def cpu_time(pid: int) -> list[str]:
+    """Ticks in user and in system mode so far."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
 
 
 async def read(stream: Stream) -> tuple[list[int], Output]:
@@ -296,6 +308,109 @@ def test_idle_engine_uses_no_cpu() -> None:
             before = wakeups(client.pid)
             await asyncio.sleep(1.0)
             assert wakeups(client.pid) <= before + 2
+
+    run(test)
+
+
+def test_idle_engine_takes_no_cpu_time() -> None:
+    async def test() -> None:
+        async with engine(silence=0.2) as client:
+            await read(client.submit(request("a", [1, 2], 5)))
+            await asyncio.sleep(1.5)
+            assert client.pid is not None
+            before = cpu_time(client.pid)
+            await asyncio.sleep(1.5)
+            assert cpu_time(client.pid) == before
+
+    run(test)
+
+
+def test_hung_engine_is_killed_and_started_again() -> None:
+    async def test() -> None:
+        async with engine(silence=0.6, step_seconds=0.01) as client:
+            assert client.pid is not None
+            streams = [client.submit(request(f"r{i}", prompt(i, 20), 400)) for i in range(3)]
+            await anext(streams[0])
+            os.kill(client.pid, signal.SIGSTOP)
+            for _, last in await asyncio.gather(*map(read, streams)):
+                assert last.finish_reason == "error" and "silent for 0.6 s" in (last.error or "")
+            await client.ready()
+            assert client.stats["restarts_total"] == 1
+            assert (await read(client.submit(request("a", [1, 2], 5))))[0] == expected([1, 2], 5)
+
+    run(test)
+
+
+def test_engine_that_hangs_while_idle_is_found_by_the_next_request() -> None:
+    async def test() -> None:
+        async with engine(silence=0.4) as client:
+            assert client.pid is not None
+            await read(client.submit(request("a", [1, 2], 5)))
+            os.kill(client.pid, signal.SIGSTOP)
+            await asyncio.sleep(1.0)
+            assert client.state == "ready"
+            _, last = await read(client.submit(request("b", [1, 2], 5)))
+            assert last.finish_reason == "error" and "silent" in (last.error or "")
+            await client.ready()
+
+    run(test)
+
+
+def test_slow_steps_are_no_hang() -> None:
+    async def test() -> None:
+        async with engine(silence=1.0, step_seconds=0.5) as client:
+            tokens, last = await read(client.submit(request("a", [1, 2], 5)))
+            assert last.finish_reason == "length" and tokens == expected([1, 2], 5)
+            assert client.stats["restarts_total"] == 0
+
+    run(test)
+
+
+def test_engines_of_a_server_take_turns(tmp_path: Path) -> None:
+    async def test() -> None:
+        log = str(tmp_path / "steps")
+        manners = Manners(turns=str(tmp_path / "turn"))
+        async with (
+            engine(manners=manners, step_seconds=0.01, log=log) as one,
+            engine(manners=manners, step_seconds=0.01, log=log) as two,
+        ):
+            streams = [client.submit(request("a", [1, 2], 40)) for client in (one, two)]
+            for stream in streams:
+                assert (await read(stream))[0] == expected([1, 2], 40)
+        steps = sorted(map(str.split, Path(log).read_text().splitlines()), key=lambda s: float(s[0]))  # noqa: ASYNC240
+        assert len(steps) == 80 and len({pid for *_, pid in steps}) == 2
+        assert all(float(before[1]) <= float(after[0]) for before, after in pairwise(steps))
+        both = [pid for *_, pid in steps[5:60]]
+        assert sum(a != b for a, b in pairwise(both)) > 40  # neither overtakes the other
+
+    run(test)
+
+
+def test_engine_that_hangs_in_its_turn_stops_the_others_no_longer_than_needed(tmp_path: Path) -> None:
+    async def test() -> None:
+        manners = Manners(turns=str(tmp_path / "turn"))
+        async with (
+            engine(manners=manners, step_seconds=0.2, silence=1.0) as hangs,
+            engine(manners=manners, step_seconds=0.01, silence=1.0) as other,
+        ):
+            assert hangs.pid is not None
+            lost = hangs.submit(request("a", [1, 2], 400))
+            await anext(lost)
+            os.kill(hangs.pid, signal.SIGSTOP)  # nearly all of its time is spent in steps
+            tokens, last = await read(other.submit(request("b", [1, 2], 5)))
+            assert last.finish_reason == "length" and tokens == expected([1, 2], 5)
+            assert other.stats["restarts_total"] == 0
+            assert (await read(lost))[1].finish_reason == "error"
+
+    run(test)
+
+
+def test_spare_engines_have_the_least_priority() -> None:
+    async def test() -> None:
+        async with engine(manners=Manners(spare=True)) as client:
+            assert client.pid is not None
+            assert os.getpriority(os.PRIO_PROCESS, client.pid) == 19
+            assert (await read(client.submit(request("a", [1, 2], 5))))[0] == expected([1, 2], 5)
 
     run(test)
 

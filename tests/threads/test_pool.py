@@ -140,3 +140,36 @@ print("child ended with", status)
     assert (done.returncode, done.stderr) == (0, "")
     assert "load the model in the process that uses it" in done.stdout
     assert done.stdout.endswith("child ended with 0\n")
+
+
+def test_fewer_workers_give_the_same_and_the_rest_sleep() -> None:
+    pool = _native.Pool(2, two_cpus(), pinned=False)
+    expected = product(pool)
+    pool.active = 1
+    np.testing.assert_array_equal(product(pool), expected)
+    time.sleep(0.1)
+    before = worker_ticks()
+    for _ in range(20):
+        np.testing.assert_array_equal(product(pool, 256), product(pool, 256))
+    assert sum(worker_ticks().values()) <= sum(before.values()) + 2
+    for active in (2, 1, 2, 2, 1, 1, 2):
+        pool.active = active
+        assert pool.active == active
+        np.testing.assert_array_equal(product(pool), expected)
+    for wrong in (0, 3):
+        with pytest.raises(ValueError, match=f"2 workers cannot work with {wrong}"):
+            pool.active = wrong
+    assert pool.threads == 2
+
+
+def test_unpinned_workers_may_run_on_every_cpu_of_the_pool() -> None:
+    def masks() -> dict[str, set[int]]:
+        tasks = list(Path("/proc/self/task").iterdir())
+        names = {task.name: (task / "comm").read_text().strip() for task in tasks}
+        return {id: os.sched_getaffinity(int(id)) for id, name in names.items() if name == "treadle-worker"}
+
+    before = masks()
+    pool = _native.Pool(2, two_cpus(), pinned=False)
+    product(pool)
+    (mask,) = [cpus for id, cpus in masks().items() if id not in before]
+    assert mask == set(two_cpus()) & os.sched_getaffinity(0)
