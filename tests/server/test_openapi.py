@@ -37,8 +37,6 @@ def test_it_has_every_route_and_no_other(document: dict[str, Any]) -> None:
     assert told == served
     ids = {op["operationId"] for item in document["paths"].values() for op in item.values()}
     assert len(ids) == len(told)
-        told
-    )
 
 
 def test_its_schemas_are_schemas(document: dict[str, Any]) -> None:
