@@ -12,16 +12,17 @@ const schema = {
   required: ["ok"],
   additionalProperties: false,
 };
+const always = { seed: 1, reasoning: { max_tokens: 4 } }; // random weights: the same answers every time
 const out = {};
 
-const whole = await client.chat.completions.create({ model, messages, max_tokens: 24, reasoning: { max_tokens: 4 } });
+const whole = await client.chat.completions.create({ model, messages, max_tokens: 24, ...always });
 out.chat = whole.choices[0].message;
-const stream = client.chat.completions.stream({ model, messages, max_tokens: 24, reasoning: { max_tokens: 4 } });
+const stream = client.chat.completions.stream({ model, messages, max_tokens: 24, ...always });
 out.reasoningDeltas = "";
 stream.on("chunk", (chunk) => (out.reasoningDeltas += chunk.choices[0]?.delta.reasoning_content ?? ""));
 out.chatStream = (await stream.finalChatCompletion()).choices[0].message;
 
-const logged = await client.chat.completions.create({ model, messages, max_tokens: 4, logprobs: true, top_logprobs: 2 });
+const logged = await client.chat.completions.create({ model, messages, max_tokens: 4, seed: 1, logprobs: true, top_logprobs: 2 });
 out.logprobs = logged.choices[0].logprobs.content;
 
 const form = { type: "json_schema", json_schema: { name: "reply", schema, strict: true } };
@@ -29,7 +30,7 @@ const parsed = await client.chat.completions.parse({
   model,
   messages,
   response_format: form,
-  reasoning: { max_tokens: 4 },
+  ...always,
 });
 out.structured = parsed.choices[0].message.content;
 
@@ -40,14 +41,14 @@ const called = await client.chat.completions
     messages,
     tools: [{ type: "function", function: reply }],
     tool_choice: { type: "function", function: { name: "reply" } },
-    reasoning: { max_tokens: 4 },
+    ...always,
   })
   .finalChatCompletion();
 out.toolCalls = called.choices[0].message.tool_calls;
 out.finishReason = called.choices[0].finish_reason;
 
 const text = { format: { type: "json_schema", name: "reply", schema } };
-const first = await client.responses.create({ model, input, text, reasoning: { max_tokens: 4 } });
+const first = await client.responses.create({ model, input, text, ...always });
 out.response = first.output_text;
 out.responseTypes = [];
 const responses = client.responses.stream({
@@ -57,7 +58,7 @@ const responses = client.responses.stream({
   tools: [{ type: "function", ...reply }],
   tool_choice: "required",
   parallel_tool_calls: false,
-  reasoning: { max_tokens: 4 },
+  ...always,
 });
 for await (const event of responses) out.responseTypes.push(event.type);
 out.responseStream = await responses.finalResponse();

@@ -31,7 +31,8 @@ def both(client: anthropic.Anthropic, model: str, messages: Any = CAPITAL, **opt
             pass
         streamed = stream.get_final_message()
     assert (streamed.stop_reason, streamed.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
-    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    if whole.stop_reason != "tool_use":  # where tokens after the last call count if they came with it
+        assert streamed.usage.output_tokens == whole.usage.output_tokens
     same = [{**block.to_dict(), "id": None} for block in whole.content]
     assert [{**block.to_dict(), "id": None, "parsed_output": None} for block in streamed.content] == [
         {**block, "parsed_output": None} for block in same

@@ -328,7 +328,7 @@ def test_reasoning_within_its_budget_before_a_form(openai_r1: openai.OpenAI, r1:
         assert [item.type for item in response.output] == ["reasoning", "message"]
         assert 8 <= response.usage.output_tokens_details.reasoning_tokens <= 10
         assert json.loads(response.output_text).keys() == {"ok"}
-    silent = ask(openai_r1, r1.model, reasoning={"effort": "none"}, text=form)
+    silent = ask(openai_r1, r1.model, reasoning={"effort": "none"}, text=form, extra_body={"seed": 1})
     assert [item.type for item in silent.output] == ["message"]
     assert silent.usage.output_tokens_details.reasoning_tokens == 0
 
@@ -338,7 +338,7 @@ def test_calls_that_must_come(openai_r1: openai.OpenAI, r1: Api, choice: Any) ->
     other = {**TOOL, "strict": True, "parameters": {**BOOLEAN, "properties": {"ok": {"const": 1}}}}
     reply = {**other, "name": "reply", "parameters": BOOLEAN}
     options: Any = {"tools": [other, reply], "tool_choice": choice, "parallel_tool_calls": False}
-    options |= {"extra_body": {"reasoning": {"max_tokens": 4}}}
+    options |= {"extra_body": {"reasoning": {"max_tokens": 4}, "seed": 1}}
     final = streamed(openai_r1, r1.model, **options)[-1].response
     thought, made = final.output
     assert thought.type == "reasoning"
