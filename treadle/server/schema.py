@@ -113,7 +113,7 @@ Content = Annotated[
 ]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
-    Annotated[StopText, Tag("<text>")] | Annotated[list[StopText], Field(max_length=4), Tag("<list>")],
+    Annotated[StopText, Tag("<text>")] | Annotated[list[StopText], Field(max_length=32), Tag("<list>")],
     Discriminator(_tag),
 ]
 

@@ -242,7 +242,7 @@ class MessagesBody(CountBody):
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
-    stop_sequences: Annotated[list[StopText], Field(max_length=4)] | None = None
+    stop_sequences: Annotated[list[StopText], Field(max_length=32)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
