@@ -68,7 +68,10 @@ def isa() -> str:
     """What TREADLE_ISA names, or the highest of ``isas()``. Raises RuntimeError with the allowed names."""
 
 def isas() -> list[str]:
-    """Levels of kernels that run on this CPU, lowest first, of: ref, avx2, avx512, vnni, bf16."""
+    """Levels of kernels that run on this CPU, lowest first, of: ref, avx2, avx512, vnni, bf16, amx.
+
+    ``amx-emulated``, for tests, runs everywhere and is not listed.
+    """
 
 def dequantise(format: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Values float32 [n] of whole blocks ``data`` [bytes] as a GGUF file holds them. Raises ValueError."""

@@ -6,12 +6,14 @@
 
 namespace treadle {
 
-// Ordered: each level includes those before it. `ref` is plain scalar code, for tests.
-enum class Isa { ref, avx2, avx512, vnni, bf16 };
+// Ordered: each level includes those before it. Two are for tests and never chosen on their own: `ref` is
+// plain scalar code; `amx_emulated` is avx2 with the kernels of amx, whose tile instructions are done in
+// plain code.
+enum class Isa { ref, avx2, amx_emulated, avx512, vnni, bf16, amx };
 
 std::string_view isa_name(Isa isa);
 
-// Every level that runs here, lowest first.
+// Every level that runs here, lowest first, without amx_emulated, which always does.
 std::vector<Isa> available_isas();
 
 // The level of that name. Throws std::invalid_argument when it is unknown or does not run here.

@@ -75,6 +75,7 @@ struct LinearPart {
     std::shared_ptr<const Matrix> matrix;
     const LinearKernel* tile;  // [rows - 1]
     int max_rows;
+    LinearBlock block;
     Form form;
 };
 

@@ -71,8 +71,9 @@ LinearOp::Range LinearOp::range(int64_t chunk) const {
 void LinearOp::multiply(const LinearPart& part, const Range& range, const Target& to) const {
     const Matrix& matrix = *part.matrix;
     const int64_t rows = range.row_end - range.row_begin, panels = range.panel_end - range.panel_begin;
+    const bool block = part.block.takes(rows);
     // Equal tiles rather than full ones and a rest.
-    const int64_t tiles = (rows + part.max_rows - 1) / part.max_rows;
+    const int64_t tiles = block ? 1 : (rows + part.max_rows - 1) / part.max_rows;
     const int64_t passes = (matrix.cols + kPassK - 1) / kPassK;
     const bool integers = part.form != Form::floats && part.form != Form::bf16;
     const Quantised x = integers ? x_.quantised(part.form, range.row_begin) : Quantised{};
@@ -98,9 +99,11 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, const Target
             t.out = to.out + panel * to.out_panel + begin * to.out_stride;
             t.start = pass > 0 ? t.out : to.start + panel * to.start_panel + begin * to.start_stride;
             t.start_stride = pass > 0 ? to.out_stride : to.start_stride;
-            part.tile[end - begin - 1](t);
+            t.rows = end - begin;
+            (block ? part.block.run : part.tile[t.rows - 1])(t);
         }
     };
+    if (block) part.block.configure(rows);
     if (rows < kManyRows) {
         // Weights come from memory: one sequential stream.
         for (int64_t panel = 0; panel < panels; ++panel)
@@ -110,6 +113,7 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, const Target
         for (int64_t pass = 0; pass < passes; ++pass)
             for (int64_t panel = 0; panel < panels; ++panel) multiply_pass(panel, pass);
     }
+    if (block) part.block.release();
 }
 
 // Whole panels straight into the output, started from the residual or the bias.

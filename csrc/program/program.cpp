@@ -101,9 +101,10 @@ void Program::rms_norm(int x, std::vector<float> weight, float eps, int out) {
 LinearPart Program::part(int x, std::shared_ptr<const Matrix> matrix) {
     buffer_of(x, matrix->cols);
     const LinearKernels& kernels = linear_[static_cast<int>(matrix->format)];
-    LinearPart part{matrix, kernels.tile, kernels.max_rows, Form::floats};
+    LinearPart part{matrix, kernels.tile, kernels.max_rows, kernels.block, Form::floats};
     if (two_bytes_ && kernels.max_two_byte_rows > 0)
-        part = {matrix, kernels.two_byte_tile, kernels.max_two_byte_rows, Form::two_bytes_32};
+        part = {matrix, kernels.two_byte_tile, kernels.max_two_byte_rows, kernels.two_byte_block,
+                Form::two_bytes_32};
     else if (kernels.bf16_activations)
         part.form = Form::bf16;
     else if (!is_float(matrix->format))

@@ -11,6 +11,8 @@ from treadle import _native
 
 Floats = NDArray[np.float32]
 
+ISAS = [*_native.isas(), "amx-emulated"]
+
 INTEGER = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 FORMATS = ["F32", "F16", "BF16", *INTEGER]
 SUPER = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}
@@ -49,7 +51,7 @@ def decoded(name: str, data: NDArray[np.uint8], rows: int, cols: int) -> Floats:
 
 def rounded_activations(x: Floats, name: str, isa: str, largest: int = 127) -> NDArray[np.float64]:
     """What the kernels multiply: integers up to ``largest`` per group, bf16, or the floats themselves."""
-    if name == "BF16" and isa == "bf16":
+    if name == "BF16" and isa in ("bf16", "amx", "amx-emulated"):
         bits = x.view(np.uint32)
         return (
             ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000)
@@ -83,7 +85,7 @@ def test_decoded_values_equal_those_of_the_gguf_package(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 48, 1024), (7, 40, 512), (13, 16, 256), (33, 100, 1536)])
 def test_product_equals_exact_arithmetic(
@@ -101,7 +103,7 @@ def test_product_equals_exact_arithmetic(
     assert np.all(np.abs(y - exact) <= bound + 1e-6)
 
 
-@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"])
 def test_columns_that_are_no_whole_superblock(pool: _native.Pool, name: str, isa: str) -> None:
     rows, n, k = 5, 32, 576
@@ -112,7 +114,7 @@ def test_columns_that_are_no_whole_superblock(pool: _native.Pool, name: str, isa
     np.testing.assert_allclose(y, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_does_not_depend_on_its_neighbours(name: str, isa: str) -> None:
     k, n = 2304, 80
@@ -132,7 +134,7 @@ def test_every_isa_agrees_with_the_reference(pool: _native.Pool, name: str) -> N
     x = np.random.default_rng(5).normal(size=(6, 1024)).astype(np.float32)
     matrix = _native.pack(pool, name, data, 64, 1024)
     reference = _native.linear(pool, "ref", matrix, x)
-    for isa in _native.isas():
+    for isa in ISAS:
         np.testing.assert_array_equal(
             _native.linear(pool, isa, matrix, x).view(np.uint32), reference.view(np.uint32)
         )
@@ -144,9 +146,9 @@ def test_packing_adds_at_most_four_percent(name: str) -> None:
     assert _native.packed_bytes(name, 64, 1024) <= 1.04 * (64 * 1024 // block * size)
 
 
-@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"])
-@pytest.mark.parametrize("rows", [1, 11])
+@pytest.mark.parametrize("rows", [1, 11, 35])
 def test_activations_of_two_bytes(pool: _native.Pool, name: str, isa: str, rows: int) -> None:
     n, k = 40, 576
     data = random_weights(name, n, k)
@@ -160,3 +162,21 @@ def test_activations_of_two_bytes(pool: _native.Pool, name: str, isa: str, rows:
     np.testing.assert_array_equal(
         y.view(np.uint32), _native.linear(pool, "ref", matrix, x, two_bytes=True).view(np.uint32)
     )
+
+
+@pytest.mark.parametrize("name", [*INTEGER, "BF16"])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 33, 512])
+def test_tiles_equal_the_reference(pool: _native.Pool, name: str, rows: int) -> None:
+    n, k = (40, 1280) if name in SUPER else (24, 1120)
+    data = random_weights(name, n, k, seed=rows)
+    x = np.random.default_rng(7).normal(size=(rows, k)).astype(np.float32)
+    matrix = _native.pack(pool, name, data, n, k)
+    for isa in ("amx-emulated", *(isa for isa in ISAS if isa == "amx")):
+        y = _native.linear(pool, isa, matrix, x)
+        if name == "BF16":
+            used = rounded_activations(x, name, isa)
+            bound = np.abs(used) @ np.abs(decoded(name, data, n, k)).T * 2.0**-24 * np.sqrt(k) * 4
+            assert np.all(np.abs(y - used @ decoded(name, data, n, k).astype(np.float64).T) <= bound)
+        else:
+            reference = _native.linear(pool, "ref", matrix, x)
+            np.testing.assert_array_equal(y.view(np.uint32), reference.view(np.uint32))

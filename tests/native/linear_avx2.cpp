@@ -23,3 +23,6 @@ LinearKernels linear_kernels(Format) { return {}; }
 namespace treadle::vnni {
 LinearKernels linear_kernels(Format) { return {}; }
 }  // namespace treadle::vnni
+namespace treadle::amx_emulated {
+void add_blocks(Format, LinearKernels&) {}
+}  // namespace treadle::amx_emulated

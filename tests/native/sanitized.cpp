@@ -2,9 +2,9 @@
 //
 //   sanitized LEVEL...
 //
-// Runs the levels (ref, avx2, ...) that this CPU has. All memory is on the heap in blocks of exactly the
-// sizes that the contracts name, so that a read or write past an end is seen; what is computed is checked by
-// the other tests.
+// Runs the levels (ref, avx2, ...) that this CPU has; for amx any with AVX512-BF16 will do. All memory is on
+// the heap in blocks of exactly the sizes that the contracts name, so that a read or write past an end is
+// seen; what is computed is checked by the other tests.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -14,10 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "base/amx.h"
 #include "kernels/attention/attention.h"
 #include "kernels/rows/rows.h"
 #include "program/program.h"
 #include "quant/decode.h"
+#include "tile_trap.h"
 
 namespace {
 
@@ -117,7 +119,10 @@ const auto never = [] { return false; };
 
 void run_linear(const std::shared_ptr<Pool>& pool, Isa isa, Format format, int64_t cols, bool two_bytes) {
     const std::shared_ptr<const Matrix> matrix = random_matrix(*pool, format, 17, cols);
-    for (int64_t rows : {1, 2, 7, 14, 45}) {
+    // Trapped instructions are slow.
+    const std::vector<int64_t> counts =
+        isa == Isa::amx ? std::vector<int64_t>{1, 9, 35} : std::vector<int64_t>{1, 2, 7, 14, 45};
+    for (int64_t rows : counts) {
         Program program(pool, isa, {rows, 1, 1}, two_bytes);
         const int x = program.buffer(cols, false), y = program.buffer(17, false),
                   z = program.buffer(17, false);
@@ -176,15 +181,21 @@ void run_program(const std::shared_ptr<Pool>& pool, Isa isa, Format format, int 
 }
 
 void run_level(const std::shared_ptr<Pool>& pool, Isa isa) {
-    run_rows(isa);
-    run_attention(isa);
+    const bool tiles = isa == Isa::amx;  // the rest is that of bf16
+    if (!tiles) {
+        run_rows(isa);
+        run_attention(isa);
+    }
     for (int i = 0; i < kFormats; ++i) {
         const Format format = static_cast<Format>(i);
         const bool super = info(format).super;
+        if (tiles && !linear_kernels(isa, format).block.run) continue;
         for (int64_t cols : {super ? 256 : is_float(format) ? 34 : 32, super ? 512 : 288, 1280})
-            for (bool two_bytes : {false, true}) run_linear(pool, isa, format, cols, two_bytes);
+            for (bool two_bytes : {false, true})
+                if (!tiles || !super || !two_bytes) run_linear(pool, isa, format, cols, two_bytes);
     }
     run_program(pool, isa, Format::q4_k, 2, 1, false);
+    if (tiles) return;
     run_program(pool, isa, Format::q8_0, 7, 1, true);
     run_program(pool, isa, Format::f32, 4, 4, false);
     run_program(pool, isa, Format::q2_k, 32, 1, true);
@@ -196,11 +207,10 @@ int main(int argc, char** argv) {
     // On any CPUs: a worker that cannot be pinned works all the same.
     const auto pool = std::make_shared<Pool>(std::vector<int>{0, 1, 2});
     for (int i = 1; i < argc; ++i) {
-        for (Isa isa : available_isas()) {
-            if (isa_name(isa) != argv[i]) continue;
-            run_level(pool, isa);
-            std::printf("%s\n", argv[i]);
-        }
+        const bool amx = argv[i] == isa_name(Isa::amx);
+        if (amx && !amx_lack().empty()) trap_tile_instructions();
+        run_level(pool, amx ? Isa::amx : isa_from_name(argv[i]));
+        std::printf("%s\n", argv[i]);
     }
     return 0;
 }

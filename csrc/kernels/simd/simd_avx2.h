@@ -10,6 +10,10 @@ using Bytes = Int;  // 64 x u8 or i8, or 32 x i16
 
 inline Int int_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline Int int_splat(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+inline Int int_load(const int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
 template <int kShift>
 inline Int int_shift_left(Int a) {
     return {_mm256_slli_epi32(a.lo, kShift), _mm256_slli_epi32(a.hi, kShift)};
@@ -30,6 +34,10 @@ inline Float to_float(Int a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32
 inline Bytes bytes_load(const uint8_t* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+inline void bytes_store(uint8_t* p, Bytes a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
 }
 inline Bytes bytes_splat(uint8_t value) {
     const __m256i v = _mm256_set1_epi8(static_cast<char>(value));
@@ -56,6 +64,9 @@ inline Bytes bytes_lookup(const int8_t* table, Bytes code) {
 }
 inline Bytes bytes_xor(Bytes a, Bytes b) {
     return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
+}
+inline Bytes bytes_sub(Bytes a, Bytes b) {
+    return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)};
 }
 
 // acc[n] += sum over b of u8 w[n][b] * i8 a[b], for the four bytes at `a`

@@ -8,6 +8,7 @@ using Bytes = __m512i;  // 64 x u8 or i8, or 32 x i16
 
 inline Int int_zero() { return _mm512_setzero_si512(); }
 inline Int int_splat(int32_t value) { return _mm512_set1_epi32(value); }
+inline Int int_load(const int32_t* p) { return _mm512_loadu_si512(p); }
 template <int kShift>
 inline Int int_shift_left(Int a) {
     return _mm512_slli_epi32(a, kShift);
@@ -21,6 +22,7 @@ inline Int int_sub(Int a, Int b) { return _mm512_sub_epi32(a, b); }
 inline Float to_float(Int a) { return _mm512_cvtepi32_ps(a); }
 
 inline Bytes bytes_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void bytes_store(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
 inline Bytes bytes_splat(uint8_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 inline Bytes bytes_and(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
 template <int kShift>  // of 16-bit lanes: mask the bits that cross bytes afterwards
@@ -41,6 +43,7 @@ inline Bytes bytes_lookup(const int8_t* table, Bytes code) {
         _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), code);
 }
 inline Bytes bytes_xor(Bytes a, Bytes b) { return _mm512_xor_si512(a, b); }
+inline Bytes bytes_sub(Bytes a, Bytes b) { return _mm512_sub_epi8(a, b); }
 
 // acc[n] += sum over b of u8 w[n][b] * i8 a[b], for the four bytes at `a`
 template <bool kWide>  // whether w may exceed 127
