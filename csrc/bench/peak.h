@@ -31,5 +31,8 @@ extern const PeakKernel kInt8;
 namespace bench_bf16 {
 extern const PeakKernel kBf16;
 }
+namespace bench_amx {
+extern const PeakKernel kInt8, kBf16;
+}
 
 }  // namespace treadle
