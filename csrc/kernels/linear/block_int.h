@@ -6,7 +6,11 @@
 //
 //   weights (bit planes)  --unpacked once per panel and stretch-->  i8 [k/4][16][4]  = tile B
 //   activations           --------------------------------------->  i8 [rows][k]     = tile A
-//   A x B = i32 [rows][16]  --stored-->  dots  --per row, in vector registers-->  out
+//   A x B = i32 [rows][16]  --stored-->  dots [rows][products][16]  --per row, in vector registers-->  out
+//
+// The rows of dots are outermost because a load that agrees with an earlier store in the last 12 bits of its
+// address may have to wait for it: here the stores of a product agree with one in eight of the loads, with
+// products outermost it would be one in four.
 //
 // While the vector units work on the sums of one stage (8 products of up to 16 rows), the tile unit
 // multiplies the next one: both are in one stream of instructions, a few rows of the one after every two
@@ -36,6 +40,7 @@ struct IntBlock {
     static constexpr int kBytes = kTwoBytes ? 2 : 1;
     // Products per stage; their scales, and minimums, stay in registers for all rows.
     static constexpr int kProducts = 8 / kBytes;
+    static constexpr int kDotsRow = kProducts * kBytes * kPanel;  // sums of a stage per row
     static constexpr bool kWholeSuper = kProducts * kDepth == kSuper;
 
     struct Stage {
@@ -105,17 +110,17 @@ struct IntBlock {
     // The sums of product i.
     template <int kSlot>
     static inline __attribute__((always_inline)) void multiply(const Factors& of, int i) {
-        int32_t* dots = of.dots + i * kBytes * kTileRows * kPanel;
+        int32_t* dots = of.dots + i * kBytes * kPanel;
         tile_load<6 + kSlot>(of.weights + i * kDepth * kPanel, 64);
         tile_load<4 + kSlot>(of.q + i * kDepth, of.q_stride);
         tile_zero<kSlot>();
         tile_dot_bytes<kSlot, 4 + kSlot, 6 + kSlot>();
-        tile_store<kSlot>(dots, 64);
+        tile_store<kSlot>(dots, kDotsRow * 4);
         if constexpr (kTwoBytes) {
             tile_load<4 + kSlot>(of.low + i * kDepth, of.q_stride);
             tile_zero<2 + kSlot>();
             tile_dot_bytes<2 + kSlot, 4 + kSlot, 6 + kSlot>();
-            tile_store<2 + kSlot>(dots + kTileRows * kPanel, 64);
+            tile_store<2 + kSlot>(dots + kPanel, kDotsRow * 4);
         }
     }
 
@@ -159,11 +164,10 @@ struct IntBlock {
     static inline __attribute__((always_inline)) void add(const LinearTile& t, const Stage& stage,
                                                           const Scales& s, int64_t row, const int32_t* dots,
                                                           float* carry) {
-        constexpr int kDots = kBytes * kTileRows * kPanel;
         const auto dot = [&](int i) {
-            Int sum = int_load(dots + i * kDots);
-            if constexpr (kTwoBytes)
-                sum = int_add(int_shift_left<7>(sum), int_load(dots + i * kDots + kTileRows * kPanel));
+            const int32_t* at = dots + i * kBytes * kPanel;
+            Int sum = int_load(at);
+            if constexpr (kTwoBytes) sum = int_add(int_shift_left<7>(sum), int_load(at + kPanel));
             return to_float(sum);
         };
         float* out = t.out + row * t.out_stride;
@@ -209,7 +213,7 @@ struct IntBlock {
     static void run(const LinearTile& tile) {
         const LinearTile t = tile;  // its members may stay in registers
         alignas(64) int8_t weights[kStretch * kPanel];
-        alignas(64) int32_t dots[2][kProducts * kBytes * kTileRows * kPanel];
+        alignas(64) int32_t dots[2][kTileRows * kDotsRow];
         alignas(64) float carry[kTileRows * kPanel];
         Stage stages[kStretch / (kProducts * kDepth)];
         const RowBlocks blocks(t.rows);
@@ -243,7 +247,7 @@ struct IntBlock {
                     const int64_t begin = blocks.height * i / kProducts;
                     const int64_t end = blocks.height * (i + 2) / kProducts;
                     for (int64_t r = begin < skip ? skip : begin; r < end; ++r)
-                        add(t, now, scales, row + r, sums + r * kPanel, carry + r * kPanel);
+                        add(t, now, scales, row + r, sums + r * kDotsRow, carry + r * kPanel);
                 }
             }
         }
