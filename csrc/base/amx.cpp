@@ -38,6 +38,8 @@ std::string ask() {
 std::string amx_lack(uint32_t leaf7_edx, uint64_t xcr0, int permission) {
     if ((leaf7_edx & kFeatures) != kFeatures) return "it lacks AMX-TILE, AMX-INT8 or AMX-BF16";
     if ((xcr0 & kStates) != kStates) return "the operating system does not save its AMX registers";
+    if (permission == ENOSPC)  // what the kernel says when the larger frame of a signal would not fit
+        return "a thread's alternate signal stack is too small for AMX registers";
     if (permission != 0)
         return "the kernel gives this process no permission for its AMX registers: " +
                std::string(std::strerror(permission));

@@ -1,5 +1,6 @@
 // The AMX kernels as the compiler made them, on any CPU with AVX512-BF16, against the scalar reference.
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -140,6 +141,9 @@ void check_permission() {
     expect(amx_lack(kAll, kSaved, 1) == "the kernel gives this process no permission for its AMX registers: "
                                         "Operation not permitted",
            "a refusal is told");
+    expect(amx_lack(kAll, kSaved, ENOSPC) ==
+               "a thread's alternate signal stack is too small for AMX registers",
+           "a small signal stack is told");
 }
 
 }  // namespace
