@@ -9,6 +9,13 @@ import numpy.typing as npt
 
 # threads
 
+class Crowding:
+    """Which CPUs other processes keep busy; a face for tests. Times in nanoseconds."""
+
+    def __init__(self, places: int) -> None: ...
+    def observe(self, now: int, job: int, places: Sequence[int], delays: Sequence[int]) -> None: ...
+    def uncrowded(self, now: int, active: int) -> list[int]: ...
+
 class Pool:
     """Worker threads that native calls share. Idle ones use no CPU."""
 
@@ -21,6 +28,11 @@ class Pool:
 
     @property
     def threads(self) -> int: ...
+    @property
+    def working(self) -> int:
+        """How many took part in the last call: those on CPUs that other processes keep busy are left out of
+        small steps."""
+
 
 # gguf
 

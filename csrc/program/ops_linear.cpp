@@ -18,8 +18,6 @@ constexpr int64_t kChunkPanels = 8;
 // so that the next tile finds the weights there; with 512 rows the activations of a pass take 512 KiB, half
 // of a 1 MiB L2.
 constexpr int64_t kPassK = 1024;
-// Rows from which compute, not memory, is the limit.
-constexpr int64_t kManyRows = 33;
 
 constexpr float kZeros[kPanel] = {};
 

@@ -237,14 +237,15 @@ bool Program::run(Step step, const std::function<bool()>& interrupted) {
         }
         progress_[i].unfinished.store(static_cast<uint32_t>(chunks));
     }
-    pool_->run([&](int worker) { work(worker, interrupted); });
+    pool_->run([&](int worker) { work(worker, interrupted); },
+               step_.rows() < kManyRows ? Pool::Waits::often : Pool::Waits::seldom);
     return !stopped_.load();
 }
 
 void Program::work(int worker, const std::function<bool()>& interrupted) {
     using Clock = std::chrono::steady_clock;
     constexpr auto kAskEvery = std::chrono::milliseconds(50);
-    const int workers = workers_;  // others help, if the pool has more of them by now
+    const int workers = workers_;  // more of them would help, fewer do the others' part
     auto asked = Clock::now();
     for (size_t i = 0; i < ops_.size(); ++i) {
         if (worker == 0 && Clock::now() - asked > kAskEvery) {

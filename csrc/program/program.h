@@ -16,6 +16,8 @@
 
 namespace treadle {
 
+// Rows of a step from which its arithmetic, not the memory, is the limit, and its operations are long.
+inline constexpr int64_t kManyRows = 33;
 // A worker's own memory: the tile of a linear chunk, 8 panels x 512 rows x 16 floats, or two sets of
 // attention sums.
 inline constexpr int64_t kScratchBytes = int64_t{512} << 10;

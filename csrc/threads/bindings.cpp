@@ -54,7 +54,15 @@ void bind_threads(nb::module_& m) {
              "not fit.")
         .def_prop_ro("threads", &Pool::size, "Number of workers, the calling thread included.")
         .def_prop_rw("active", &Pool::active, &Pool::set_active,
-                     "How many workers take part in calls, 1 to `threads`; counts from the next call on.");
+                     "How many workers take part in calls, 1 to `threads`; counts from the next call on.")
+        .def_prop_ro("working", &Pool::working,
+                     "How many took part in the last call: those on CPUs that other processes keep busy are "
+                     "left out of small steps.");
+    nb::class_<Crowding>(m, "Crowding", "Which CPUs other processes keep busy; a face for tests.")
+        .def(nb::init<int>(), nb::arg("places"))
+        .def("observe", &Crowding::observe, nb::arg("now"), nb::arg("job"), nb::arg("places"),
+             nb::arg("delays"))
+        .def("uncrowded", &Crowding::uncrowded, nb::arg("now"), nb::arg("active"));
 }
 
 }  // namespace treadle

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -12,12 +14,13 @@ namespace treadle {
 
 namespace {
 
-constexpr uint32_t kWorkers = (1u << 16) - 1;  // mask of the lower half of a generation
+int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 }  // namespace
 
 Pool::Pool(std::vector<int> cpus, bool pinned)
-    : cpus_(std::move(cpus)), pinned_(pinned), active_(size()), process_(getpid()) {
+    : cpus_(std::move(cpus)), pinned_(pinned), active_(size()), process_(getpid()), delays_(size()),
+      crowding_(size()) {
     if (cpus_.empty()) throw std::invalid_argument("a pool needs at least one CPU");
     for (int cpu : cpus_) {
         if (cpu < 0 || cpu >= CPU_SETSIZE || std::count(cpus_.begin(), cpus_.end(), cpu) != 1)
@@ -47,11 +50,11 @@ Pool::~Pool() {
 }
 
 // A CPU that the process may not use (a cpuset changed, say) leaves the thread where the kernel puts it.
-void Pool::pin(int worker) const {
+void Pool::pin(int place) const {
     cpu_set_t set;
     CPU_ZERO(&set);
     if (pinned_)
-        CPU_SET(cpus_[worker], &set);
+        CPU_SET(cpus_[place], &set);
     else
         for (int cpu : cpus_) CPU_SET(cpu, &set);
     sched_setaffinity(0, sizeof set, &set);
@@ -75,7 +78,17 @@ void Pool::stop() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void Pool::run_erased(Erased job, void* context) {
+void Pool::choose_places(bool watched) {
+    const int active = this->active();
+    if (watched) {
+        places_ = crowding_.uncrowded(now_ns(), active);
+        return;
+    }
+    places_.resize(active);
+    std::iota(places_.begin(), places_.end(), 0);
+}
+
+void Pool::run_erased(Erased job, void* context, Waits waits) {
     if (getpid() != process_)
         throw std::runtime_error(
             "the worker threads of a pool stay behind when its process forks: load the model in "
@@ -83,19 +96,29 @@ void Pool::run_erased(Erased job, void* context) {
     const std::lock_guard lock(one_job_);
     cpu_set_t before;
     const bool restore = sched_getaffinity(0, sizeof before, &before) == 0;
-    if (restore) pin(0);
+    watched_ = waits == Waits::often && pinned_ && active() > 1;
+    choose_places(watched_);
+    if (restore) pin(places_[0]);
     job_ = job;
     context_ = context;
-    const int workers = active();
+    const int workers = static_cast<int>(places_.size());
+    const int64_t began = now_ns(), delay = watched_ ? run_delay() : 0;
     running_.store(static_cast<uint32_t>(workers - 1));
     start_generation(workers);
     job(context, 0);
+    if (watched_) delays_[0] = run_delay() - delay;
     running_.wait([](uint32_t running) { return running == 0; });
+    if (watched_) {
+        const int64_t ended = now_ns();
+        crowding_.observe(ended, ended - began, places_, delays_);
+    }
     if (restore) sched_setaffinity(0, sizeof before, &before);
 }
 
 void Pool::work(int worker) {
-    pin(worker);
+    int place = worker;
+    pin(place);
+    int64_t delay = run_delay();
     uint32_t seen = 0;
     for (;;) {
         generation_.wait([&](uint32_t generation) {
@@ -105,7 +128,14 @@ void Pool::work(int worker) {
         });
         if (worker >= static_cast<int>(seen & kWorkers)) continue;
         if (stopping_) return;
+        if (places_[worker] != place) pin(place = places_[worker]);
         job_(context_, worker);
+        if (watched_) {
+            // Since the end of the last such job: waking up late is a delay too.
+            const int64_t before = delay;
+            delay = run_delay();
+            delays_[worker] = delay - before;
+        }
         if (running_.add(~0u) == 0) running_.wake();
     }
 }

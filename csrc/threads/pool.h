@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "threads/crowding.h"
 #include "threads/futex.h"
 
 namespace treadle {
@@ -33,14 +34,22 @@ public:
     // From the next job on. Throws std::invalid_argument unless 1 <= workers <= size().
     void set_active(int workers);
 
-    // Calls job(worker) once on each of the active workers and returns when all have returned. Only one job
-    // runs at a time; a second caller waits. Must not be called from inside a job. `job` must not throw.
-    // Throws std::runtime_error in a process that fork() made, where the workers are missing.
+    // How many took part in the last job.
+    int working() const { return static_cast<int>(generation_.load() & kWorkers); }
+
+    // Whether the workers of a job wait for each other so often that one without its CPU stops them all: then
+    // those on CPUs that other processes keep busy are left out (threads/crowding.h).
+    enum class Waits { seldom, often };
+
+    // Calls job(worker) once on each of the active workers, or on some of them, and returns when all have
+    // returned. Only one job runs at a time; a second caller waits. Must not be called from inside a job.
+    // `job` must not throw. Throws std::runtime_error in a process that fork() made, where the workers are
+    // missing.
     template <class Job>
-    void run(Job&& job) {
+    void run(Job&& job, Waits waits = Waits::seldom) {
         run_erased(
             [](void* context, int worker) { (*static_cast<std::remove_reference_t<Job>*>(context))(worker); },
-            &job);
+            &job, waits);
     }
 
     // Calls f(i) for every i in [0, n), claimed one by one.
@@ -55,9 +64,12 @@ public:
 private:
     using Erased = void (*)(void*, int);
 
-    void run_erased(Erased job, void* context);
+    static constexpr uint32_t kWorkers = (1u << 16) - 1;  // mask of the lower half of a generation
+
+    void run_erased(Erased job, void* context, Waits waits);
     void work(int worker);
-    void pin(int worker) const;
+    void pin(int place) const;
+    void choose_places(bool watched);
     void start_generation(int workers);
     void stop();
 
@@ -68,6 +80,10 @@ private:
     std::mutex one_job_;
     Erased job_ = nullptr;
     void* context_ = nullptr;
+    bool watched_ = false;         // whether the current job's delays are wanted
+    std::vector<int> places_;      // of the workers in the current job, as indexes of cpus_
+    std::vector<int64_t> delays_;  // ns that each worker was ready to run and did not, if watched
+    Crowding crowding_;
     bool stopping_ = false;
     // Counts jobs in its upper half; workers wait for it to change. The lower half is the number of workers
     // that the job is for: one that it is not for may miss it, and must not take the next one for it.
