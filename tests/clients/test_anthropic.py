@@ -102,11 +102,12 @@ def test_conversation(anthropic_thinker: anthropic.Anthropic, thinker: Thinker) 
     messages = [
         {"role": "user", "content": parts},
         {"role": "assistant", "content": "c"},
+        {"role": "system", "content": [{"type": "text", "text": "Three."}]},
         {"role": "user", "content": "d"},
     ]
     ask(anthropic_thinker, "toy", messages, system=system)
     assert thinker.prompt == (
-        "<|system|>One.\n\nTwo.<|end|><|user|>a\n\nb<|end|><|assistant|>c<|end|><|user|>d<|end|><|assistant|>"
+        "<|system|>One.\n\nTwo.<|end|><|user|>a\n\nb<|end|><|assistant|>c<|end|><|system|>Three.<|end|><|user|>d<|end|><|assistant|>"
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
+
+import msgspec
 
 from treadle.server.anthropic.errors import error_body
 from treadle.server.anthropic.schema import MessagesBody, ThinkingOff
@@ -133,7 +134,7 @@ def _delta(index: int, field: str, text: str) -> bytes:
 def _input(arguments: str) -> dict[str, Any]:
     """Arguments as the object that the API wants. A model may write others, or be cut off in them."""
     try:
-        value = json.loads(arguments)
-    except ValueError:
+        value = msgspec.json.decode(arguments)
+    except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"INVALID_JSON": arguments}

@@ -33,7 +33,7 @@ class MessagesErrors:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or not (path == PATH or path.startswith(PATH + "/")):
             await self.app(scope, receive, send)
             return
