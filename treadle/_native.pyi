@@ -33,7 +33,6 @@ class Pool:
         """How many took part in the last call: those on CPUs that other processes keep busy are left out of
         small steps."""
 
-
 # gguf
 
 class GgufTensor:

@@ -54,7 +54,8 @@ WRONG = [
     ("tools", [{"type": "web_search"}]), ("functions", [{"name": "f"}]),
     ("reasoning_effort", "huge"), ("reasoning", {"max_tokens": -1}), ("reasoning", {"enabled": True}),
     ("reasoning", {"effort": "none", "enabled": True}), ("reasoning", {"exclude": True}),
-    ("thinking_token_budget", 1.5), ("thinking_budget_tokens", -2), ("service_tier", "flex"), ("echo", True), ("no_such_field", 1), ("model", 7),
+    ("thinking_token_budget", 1.5), ("thinking_budget_tokens", -2), ("service_tier", "flex"),
+    ("echo", True), ("no_such_field", 1), ("model", 7),
 ]  # fmt: skip
 
 
