@@ -53,7 +53,7 @@ def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path) -> None:
         objects = list(threads.map(build, largest_first))
     program = tmp_path / "sanitized"
     subprocess.run(["g++", *FLAGS, *map(str, objects), "-pthread", "-o", str(program)], check=True)
-    levels = [isa for isa in ("ref", "avx2", "bf16") if isa in _native.isas()]
+    levels: list[str] = [isa for isa in ("ref", "avx2", "bf16") if isa in _native.isas()]
     if "bf16" in levels:
         levels.append("amx")  # its instructions are carried out by tests/native/tile_trap.cpp if need be
     done = subprocess.run([program, *levels], capture_output=True, text=True, check=False)

@@ -126,6 +126,10 @@ class ByteText:
     bos_token_id = None
     eos_token_id = 255
     special_token_ids = (255,)
+
+    def token_id(self, text: str) -> int | None:
+        return None
+
     tokens = (*(bytes([byte]) for byte in range(255)), b"<end>")
 
     def __call__(self, text: bytes) -> list[int]:
