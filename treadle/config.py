@@ -15,7 +15,9 @@ are not merged: a list in the environment replaces the one of the file.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
+import string
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from typing import Any
 
 from treadle.core import TreadleError
 
+_PATH_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._~/")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 _TIMES = {"s": 1, "m": 60, "h": 3600}  # seconds
@@ -90,6 +93,23 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
         return str(value)
 
     return parse
+
+
+def _networks(value: Any) -> tuple[str, ...]:
+    items = _list(value)
+    for item in items:
+        try:
+            ipaddress.ip_network(item)
+        except ValueError:
+            raise ValueError("IP addresses or networks such as 10.0.0.0/8") from None
+    return items
+
+
+def _root_path(value: Any) -> str:
+    text = _text(value)
+    if not text.startswith("/") or text.endswith("/") or not set(text) <= _PATH_CHARACTERS:
+        raise ValueError("a path such as /llm, which begins with / and does not end with it")
+    return text
 
 
 def _list(value: Any) -> tuple[str, ...]:
@@ -163,11 +183,43 @@ class Config:
         "TIME",
     )
     host: str = setting(
-        "127.0.0.1", _text, "Address to listen on. Beyond loopback an API key is required.", "ADDR"
+        "127.0.0.1",
+        _text,
+        "Address to listen on. Beyond loopback an API key is required; the first one is made at start.",
+        "ADDR",
     )
     port: int = setting(8000, _integer(0, 65535), "Port to listen on; 0 takes a free one.", "PORT")
     api_key: tuple[str, ...] = setting(
         (), _list, "Key that clients must send as `Authorization: Bearer KEY`. Repeat for several.", "KEY"
+    )
+    data_dir: str | None = setting(
+        None,
+        _text,
+        "Folder of the key store, with keys, usage and audit log. Default: $XDG_DATA_HOME/treadle or "
+        "~/.local/share/treadle.",
+        "DIR",
+    )
+    tls_cert: str | None = setting(
+        None, _text, "Certificate chain in PEM format, to serve HTTPS instead of HTTP.", "FILE"
+    )
+    tls_key: str | None = setting(
+        None,
+        _text,
+        "Private key of the certificate in PEM format. Default: in the file of --tls-cert.",
+        "FILE",
+    )
+    root_path: str | None = setting(
+        None,
+        _root_path,
+        "Path under which a proxy shows this server, such as /llm, whether the proxy removes it or not.",
+        "PATH",
+    )
+    trusted_proxies: tuple[str, ...] = setting(
+        (),
+        _networks,
+        "Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are believed. Repeat for "
+        "several.",
+        "ADDR",
     )
     cors_origin: tuple[str, ...] = setting(
         (), _list, "Web origin that may call the API from a browser, or *. Repeat for several.", "ORIGIN"
@@ -184,6 +236,12 @@ class Config:
         _one_of("auto", "none"),
         "auto: reasoning goes to `reasoning_content`; none: it stays in `content` with its tags.",
         "auto|none",
+    )
+    log_format: str = setting(
+        "text",
+        _one_of("text", "json"),
+        "text: lines with name=value pairs; json: a JSON object per line.",
+        "text|json",
     )
     log_level: str = setting(
         "info", _one_of("debug", "info", "warning", "error"), "How much to log.", "debug|info|warning|error"

@@ -79,7 +79,7 @@ def test_serve_offers_every_setting_with_its_help() -> None:
 
 WRONG: list[tuple[list[str], int, str]] = [
     (["serve", "--port", "http"], 1, "--port"),
-    (["serve", "--host", "0.0.0.0"], 1, "--api-key"),
+    (["serve", "--host", "0.0.0.0", "--data-dir", "/proc/none"], 1, "--api-key"),
     (["serve", "--config", "/nonexistent.toml"], 1, "/nonexistent.toml"),
     (["chat", "/nonexistent.gguf"], 1, "treadle: the file '/nonexistent.gguf' does not exist\n"),
     (["serve", "/nonexistent.gguf"], 1, "treadle: the file '/nonexistent.gguf' does not exist\n"),

@@ -195,7 +195,7 @@ def test_every_sampling_field_reaches_the_engine(scripted: Start) -> None:
     assert first.params.logit_bias == {5: 2.0}
     assert first.params.stop_token_ids == (1, 2)
     assert first.params.logprobs == 0
-    assert (first.priority, first.cache_salt, first.user) == (3, "s", "key-1")
+    assert (first.priority, first.cache_salt, first.user) == (3, "s", "config-1")
 
 
 def test_metrics_count_tokens(scripted: Start) -> None:
@@ -210,21 +210,27 @@ def test_metrics_count_tokens(scripted: Start) -> None:
     assert "_created" not in text
 
 
-def test_debug_log_has_a_line_per_request(scripted: Start, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "treadle.server")
+def test_log_has_a_line_per_request(scripted: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "treadle.request")
     api = scripted()
     chat(api)
     chat(api, stream=True)
-    api.post("/v1/completions", json={"model": "toy", "prompt": "hi"}, headers={"X-Request-Id": "mine"})
+    api.post("/v1/completions", json={"model": "t:1", "prompt": "hi"}, headers={"X-Request-Id": "mine"})
+    api.post("/v1/completions", json={"model": "none"})
     api.get("/line%0Abreak")
-    lines = [re.sub(r"\d\.\d{3} s, request \w+$", "T s, request ID", line) for line in caplog.messages]
-    assert lines == [
-        "POST /v1/chat/completions 200: 2 prompt and 5 completion tokens in T s, request ID",
-        "POST /v1/chat/completions 200: 2 prompt and 5 completion tokens in T s, request ID",
-        "POST /v1/completions 200: 2 prompt and 5 completion tokens in T s, request ID",
-        "GET /line%0Abreak 404: 0 prompt and 0 completion tokens in T s, request ID",
+    api.get("/health")
+    fields: list[dict[str, Any]] = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    shown = [(f["path"], f["status"], f["key"], f.get("model"), f.get("completion_tokens")) for f in fields]
+    assert shown == [
+        ("/v1/chat/completions", 200, "config-1", "toy", 5),
+        ("/v1/chat/completions", 200, "config-1", "toy", 5),
+        ("/v1/completions", 200, "config-1", "toy", 5),
+        ("/v1/completions", 400, "config-1", None, None),
+        ("/line%0Abreak", 404, "config-1", None, None),
     ]
-    assert caplog.messages[2].endswith("request mine")
+    assert [f["prompt_tokens"] for f in fields[:3]] == [2, 2, 2]
+    assert all(0 < f["ttft"] <= f["duration"] for f in fields[:3])
+    assert fields[2]["request_id"] == "mine"
 
 
 def test_metrics_of_the_engine_say_what_they_are(scripted: Start) -> None:

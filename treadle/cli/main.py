@@ -25,6 +25,7 @@ COMMANDS = {
     "serve": "serve",
     "pull": "pull",
     "list": "list_models",
+    "key": "key",
     "bench": "bench",
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import json
-import logging
 import shlex
 import shutil
 import sys
@@ -37,8 +36,10 @@ FIRST_QUESTION = "What is the capital of France?"
     "max_body",
     "keep_alive",
     "shutdown_timeout",
+    "log_format",
     "log_level",
 )
+@settings("data_dir", "tls_cert", "tls_key", "root_path", "trusted_proxies")
 @click.option(
     "--first-answer", is_flag=True, help=f'Once ready, ask "{FIRST_QUESTION}" over HTTP and show the answer.'
 )
@@ -56,7 +57,8 @@ def command(model: tuple[str, ...], first_answer: bool, config_file: str | None,
     Without an API key only programs on this machine are answered. To open the server to others:
 
     \b
-    treadle serve --host 0.0.0.0 --api-key "$(openssl rand -hex 24)"
+    treadle serve --host 0.0.0.0    the first key is made and put into a file, which is named
+    treadle key create alice        one more, also while the server runs; see `treadle key --help`
 
     \b
     GET  /health  /ready  /version  /metrics
@@ -65,14 +67,9 @@ def command(model: tuple[str, ...], first_answer: bool, config_file: str | None,
     POST /tokenize  /detokenize
     """
     config = Config.load({**flags, "model": model}, file=config_file)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(
-        "WARNING" if config.log_level == "info" else config.log_level.upper()
-    )
     from treadle import hub
     from treadle.cli.load import split_name
+    from treadle.server.log import configure
     from treadle.server.run import run
 
     async def load() -> list[Served]:
@@ -86,9 +83,10 @@ def command(model: tuple[str, ...], first_answer: bool, config_file: str | None,
         name = service.models[0].name
         if first_answer:
             click.echo(f"\nYou:     {FIRST_QUESTION}\nTreadle: ", nl=False)
-            await asyncio.to_thread(ask, local, name, next(iter(config.api_key), None))
-        click.echo(first_steps(url, name, bool(config.api_key), source))
+            await asyncio.to_thread(ask, local, name, service.own_key)
+        click.echo(first_steps(url, name, service.needs_key, source))
 
+    configure(config.log_level, config.log_format)
     named = [split_name(model) for model in config.model]
     source = named[0][1] if named else None
     for _, path in named:

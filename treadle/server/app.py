@@ -13,20 +13,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from treadle.config import Config
+from treadle.keys.ring import Keyring
 from treadle.server.anthropic.errors import MessagesErrors
-from treadle.server.auth import Auth, Keys
+from treadle.server.auth import Auth, is_loopback
 from treadle.server.errors import ApiError
+from treadle.server.metering import Metering
 from treadle.server.middleware import Cors, RequestIds, RouteMetrics
 from treadle.server.responses.store import ResponseStore
 from treadle.server.routes import routes
 from treadle.server.service import Load, Service
 
 
-def create_app(config: Config, load: Load, version: str) -> Starlette:
+def create_app(config: Config, load: Load, version: str, keyring: Keyring | None = None) -> Starlette:
     """The server as an ASGI application.
 
     ``load`` is called once, when the server already listens; until a model is there, ``/v1/*`` answers 503.
+    ``keyring``: who may call; without it those of ``config.api_key``.
     """
+    keyring = keyring or Keyring(config.api_key, may_be_open=is_loopback(config.host))
     service = Service(config, load, version)
 
     @contextlib.asynccontextmanager
@@ -47,13 +51,15 @@ def create_app(config: Config, load: Load, version: str) -> Starlette:
             Middleware(RequestIds),
             Middleware(RouteMetrics, metrics=service.metrics),
             Middleware(Cors, origins=config.cors_origin),
-            Middleware(Auth, keys=Keys(config.api_key), origins=config.cors_origin),
+            Middleware(Auth, keyring=keyring, origins=config.cors_origin),
+            Middleware(Metering, keyring=keyring),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.keyring = keyring
     app.state.responses = ResponseStore()
     return app
 

@@ -17,11 +17,28 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treadle.server.errors import ApiError
+from treadle.server.log import log_request
 from treadle.server.metrics import Metrics
 
 log = logging.getLogger("treadle.server")
 
+_EXPOSED = "X-Request-Id, Retry-After, " + ", ".join(
+    f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+
+
+class RootPath:
+    """Takes a prefix off the path if it is there: some proxies leave it, some remove it."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app = app
+        self.prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(self.prefix + "/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self.prefix)}
+        await self.app(scope, receive, send)
 
 
 class RequestIds:
@@ -43,6 +60,7 @@ class RequestIds:
         valid = 0 < len(given) <= 128 and _ID_CHARACTERS.issuperset(given)
         request_id = given if valid else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
+        fields = {"fields": {"request_id": request_id}}
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -55,9 +73,9 @@ class RequestIds:
         try:
             await self.app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # by uvicorn, which closes the connection, too
-            log.warning("request %s: cut off because the server stops", request_id)
+            log.warning("a request was cut off because the server stops", extra=fields)
         except Exception:
-            log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
+            log.exception("%s %s failed", scope["method"], quote(scope["path"]), extra=fields)
             if started:
                 raise
             message = f"the server failed on this request; its log has the details under {request_id}"
@@ -88,13 +106,13 @@ class Cors:
             if message["type"] == "http.response.start":
                 out = MutableHeaders(scope=message)
                 out["Access-Control-Allow-Origin"] = reflected
-                out["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+                out["Access-Control-Expose-Headers"] = _EXPOSED
                 out.add_vary_header("Origin")
             await send(message)
 
         if scope["method"] == "OPTIONS":
             preflight = {
-                "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+                "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
                 "Access-Control-Allow-Headers": headers.get(
                     "access-control-request-headers", "authorization"
                 ),
@@ -106,8 +124,7 @@ class Cors:
 
 
 class RouteMetrics:
-    """Counts finished requests by route and status, and logs each on the level debug. Unknown paths share one
-    label."""
+    """Counts finished requests by route and status, and logs each. Unknown paths share one label."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -130,19 +147,4 @@ class RouteMetrics:
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(route, str(status)).inc()
-            _log(scope, status, time.perf_counter() - began)
-
-
-def _log(scope: Scope, status: int, seconds: float) -> None:
-    state = scope["state"]
-    usage = state["work"].usage() if "work" in state else {"prompt_tokens": 0, "completion_tokens": 0}
-    log.debug(
-        "%s %s %d: %d prompt and %d completion tokens in %.3f s, request %s",
-        scope["method"],
-        quote(scope["path"]),  # it may hold line breaks
-        status,
-        usage["prompt_tokens"],
-        usage["completion_tokens"],
-        seconds,
-        state["request_id"],
-    )
+            log_request(scope, status, began)

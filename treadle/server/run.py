@@ -4,7 +4,10 @@ on."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
+import signal
 import socket
 from collections.abc import Awaitable, Callable
 from types import FrameType
@@ -15,9 +18,17 @@ from starlette.applications import Starlette
 
 from treadle.config import Config
 from treadle.core import TreadleError
+from treadle.keys.actor import server_actor
+from treadle.keys.ring import Keyring
+from treadle.keys.store import NoStore, Store, data_dir
 from treadle.server.app import create_app
-from treadle.server.auth import check_exposure
+from treadle.server.auth import is_loopback
+from treadle.server.connection import IDLE_SECONDS, Connection
+from treadle.server.middleware import RootPath
 from treadle.server.service import Load, Service
+from treadle.server.tls import Tls
+
+log = logging.getLogger("treadle.server")
 
 _FAREWELL = 2  # seconds for the last events of answers that were ended
 OnLoaded = Callable[[Service, str, str], Awaitable[None]]
@@ -66,43 +77,81 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def urls(listener: socket.socket) -> tuple[str, str]:
+def urls(listener: socket.socket, tls: bool) -> tuple[str, str]:
     """Where a listening socket is reached from this machine, and from where it listens: with the host's name
     if that is everywhere."""
+    scheme = "https" if tls else "http"
     name, port = listener.getsockname()[:2]
     local = _ANY.get(name, name)
     public = socket.gethostname() if name in _ANY else name
-    return _url(local, port), _url(public, port)
+    return _url(scheme, local, port), _url(scheme, public, port)
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def run(config: Config, load: Load, version: str, on_loaded: OnLoaded) -> None:
     """Serve until SIGINT or SIGTERM; running answers may finish within ``shutdown_timeout``.
 
     ``on_loaded(service, *urls)`` is called once the model is ready, see ``urls``. Raises TreadleError if it
-    could not be loaded.
+    could not be loaded, or if the settings, the key store or the certificate cannot be used.
     """
-    check_exposure(config.host, config.api_key)
-    listener = bind(config.host, config.port)
-    app = create_app(config, load, version)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, app, listener, on_loaded))
+    tls = Tls(config.tls_cert, config.tls_key) if config.tls_cert is not None else None
+    if tls is None and config.tls_key is not None:
+        raise TreadleError("--tls-key needs the certificate, too: give it with --tls-cert")
+    with bind(config.host, config.port) as listener, contextlib.closing(open_keyring(config)) as keyring:
+        app = create_app(config, load, version, keyring)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config, app, listener, tls, on_loaded))
 
 
-async def _serve(config: Config, app: Starlette, listener: socket.socket, on_loaded: OnLoaded) -> None:
+def open_keyring(config: Config) -> Keyring:
+    """The keys of the settings and of the key store. Where other machines can reach the server and there is
+    no key, the first one is made, and written to a file that only its owner can read."""
+    folder = data_dir(config.data_dir)
+    exposed = not is_loopback(config.host)
+
+    def open_store() -> Store:
+        return Store(folder, actor=server_actor(), durable=False)
+
+    try:
+        with contextlib.closing(Store(folder, actor=server_actor())) as store:
+            file = folder / "first-key"
+            if exposed and not config.api_key and store.first_key(file) is not None:
+                log.warning("there was no API key; the first one is in %s, see `treadle key --help`", file)
+    except NoStore as error:
+        if exposed and not config.api_key:
+            raise TreadleError(
+                f"{error}; --host {config.host} is reachable from other machines, so an API key is required: "
+                "the first one is kept there, or give one with --api-key or TREADLE_API_KEY"
+            ) from None
+        log.warning("%s; until then the usage of the server is not kept", error)
+        return Keyring(config.api_key, may_be_open=not exposed)
+    return Keyring(config.api_key, open_store, may_be_open=not exposed)
+
+
+async def _serve(
+    config: Config, app: Starlette, listener: socket.socket, tls: Tls | None, on_loaded: OnLoaded
+) -> None:
     service: Service = app.state.service
+    keyring: Keyring = app.state.keyring
+    service.own_key, service.needs_key = keyring.own_secret(), not keyring.open
+    if tls is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
     server = Server(
         uvicorn.Config(
-            app,
-            http="httptools",
+            RootPath(app, config.root_path) if config.root_path else app,
+            http=Connection,
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            proxy_headers=bool(config.trusted_proxies),
+            forwarded_allow_ips=list(config.trusted_proxies),
+            ssl_context_factory=(lambda *_: tls.context) if tls is not None else None,
         ),
         service,
         config.shutdown_timeout,
@@ -113,7 +162,7 @@ async def _serve(config: Config, app: Starlette, listener: socket.socket, on_loa
         if service.failure is not None:
             server.should_exit = True
         else:
-            await on_loaded(service, *urls(listener))
+            await on_loaded(service, *urls(listener, tls is not None))
 
     announcing = asyncio.create_task(announce())
     try:

@@ -120,6 +120,8 @@ class Service:
         self.metrics = Metrics(lambda: {served.name: served.engine.stats for served in self.models})
         self.models: Sequence[Served] = ()  # in the order in which they were named
         self.loaded = asyncio.Event()  # set when loading at start has ended, well or not
+        self.own_key: str | None = None  # for requests of this process to itself
+        self.needs_key = False  # at the start
         self.answers: set[Ending] = set()  # being written
         self._load = load
         self._failure: str | None = None

@@ -1,0 +1,75 @@
+"""An HTTP/1.1 connection that bounds what a client may send before anybody has looked at its key."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from treadle.server.errors import ApiError
+
+MAX_HEAD = 65536  # bytes of request line and headers
+HEAD_SECONDS = 30.0  # for them to arrive
+IDLE_SECONDS = 75  # between two requests; proxies keep connections for 60 and must not be the last to know
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's protocol with limits on the head of a request, and errors with the body of the API."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _head = 0  # bytes of a head that is not complete; -1: it is
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start waiting for the first head."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and refuse a head that is too large."""
+        self._head += len(data)
+        try:
+            super().data_received(data)
+        except (UnicodeError, httptools.HttpParserError):
+            self.send_400_response("the request is not valid HTTP/1.1")
+        if self._head > MAX_HEAD and not self.transport.is_closing():
+            self._refuse(431, f"the request line and headers are larger than {MAX_HEAD} bytes")
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._head = 0
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete; what follows is bounded by whoever reads it."""
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        self._refuse(400, msg)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        self._refuse(408, f"the request line and headers did not arrive within {HEAD_SECONDS:g} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.cycle is None or self.cycle.response_complete:  # else an answer is being written
+            body = bytes(ApiError(status, message, code="invalid_http").response().body)
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
+                body
+            )
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
