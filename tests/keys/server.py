@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from click.testing import CliRunner
 
 from tests.server.conftest import clean_environment, free_port
+from treadle.cli.key import command
 
 PROGRAM = """
 import json, sys
@@ -90,10 +92,13 @@ def serving(folder: Path, *, first: float = 0.0, **settings: Any) -> Iterator[Se
         process.communicate(timeout=20)
 
 
-def treadle_key(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command ``treadle key``."""
-    command = [sys.executable, "-m", "treadle.cli", "key", *arguments, "--data-dir", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment())
+def treadle_key(folder: Path, *arguments: str) -> str:
+    """What the command ``treadle key`` writes to standard output, without the spaces around it. Raises its
+    TreadleError."""
+    result = CliRunner().invoke(
+        command, [*arguments, "--data-dir", str(folder)], catch_exceptions=False, standalone_mode=False
+    )
+    return result.stdout.strip()
 
 
 def eventually(check: Callable[[], bool]) -> None:

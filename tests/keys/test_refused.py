@@ -31,7 +31,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
         for name, scopes in KEYS.items():
             options = [option for scope in scopes for option in ("--scope", scope)]
             expires = ["--expires", "1s"] if name == "expired" else []
-            keys[name] = treadle_key(folder, "create", name, *options, *expires).stdout.strip()
+            keys[name] = treadle_key(folder, "create", name, *options, *expires)
         eventually(lambda: server.get("/version", keys["revoked"]).is_success)
         treadle_key(folder, "revoke", "revoked")
         eventually(lambda: server.get("/version", keys["revoked"]).status_code == 401)

@@ -55,8 +55,8 @@ def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
 def test_a_store_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
     make(tmp_path)
     (tmp_path / "treadle.db").chmod(mode)
-    result = treadle_key(tmp_path, "list")
-    assert result.returncode == 1 and "chmod 600" in result.stderr and f"{mode:04o}" in result.stderr
+    with pytest.raises(StoreError, match=f"mode {mode:04o}.*chmod 600"):
+        treadle_key(tmp_path, "list")
 
 
 def test_rotation_revocation_and_expiry(tmp_path: Path) -> None:
@@ -161,18 +161,22 @@ def test_damaged_foreign_and_newer(tmp_path: Path) -> None:
     file = tmp_path / "treadle.db"
     file.write_bytes(b"not a database, but quite long enough to be one" * 100)
     file.chmod(0o600)
-    result = treadle_key(tmp_path, "list")
-    assert result.returncode == 1 and "damaged" in result.stderr and str(file) in result.stderr
+    command = [sys.executable, "-m", "treadle.cli", "key", "list", "--data-dir", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1 and result.stdout == ""
+    assert "damaged" in result.stderr and str(file) in result.stderr and result.stderr.count("\n") == 1
     file.unlink()
     with contextlib.closing(sqlite3.connect(file)) as db:
         db.execute("CREATE TABLE recipes (name TEXT)")
     file.chmod(0o600)
-    assert "another program" in treadle_key(tmp_path, "create", "x").stderr
+    with pytest.raises(StoreError, match="another program"):
+        treadle_key(tmp_path, "create", "x")
     file.unlink()
     make(tmp_path)
     with contextlib.closing(sqlite3.connect(file)) as db:
         db.execute("PRAGMA user_version = 99")
-    assert "version 99" in treadle_key(tmp_path, "list").stderr
+    with pytest.raises(StoreError, match="version 99"):
+        treadle_key(tmp_path, "list")
 
 
 def test_usage_is_counted_while_it_is_written(tmp_path: Path) -> None:
