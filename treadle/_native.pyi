@@ -52,9 +52,6 @@ class GgufTensor:
     def data(self) -> npt.NDArray[np.uint8]:
         """Read-only view [nbytes] of the mapped file, which it keeps open."""
 
-    def forget(self) -> None:
-        """Give the memory of the tensor's bytes back; they are read from the file again when needed."""
-
 class Gguf:
     """A GGUF model (versions 2 and 3, little endian), memory-mapped; all files of it if it is split.
 
@@ -103,8 +100,14 @@ class Matrix:
     @property
     def nbytes(self) -> int: ...
 
-def pack(pool: Pool, format: str, data: npt.NDArray[np.uint8], rows: int, cols: int) -> Matrix:
-    """Copy ``data`` [bytes], a matrix as a GGUF file holds it. Raises ValueError when sizes do not fit."""
+def pack(
+    pool: Pool, format: str, data: npt.NDArray[np.uint8], rows: int, cols: int, mapped: bool = False
+) -> Matrix:
+    """Copy ``data`` [bytes], a matrix as a GGUF file holds it. Raises ValueError when sizes do not fit.
+
+    ``mapped``: ``data`` is in a mapped file (GgufTensor.data), whose pages leave the process as they are
+    packed. Other memory would lose its contents.
+    """
 
 def linear(
     pool: Pool, isa: str, matrix: Matrix, x: npt.NDArray[np.float32], two_bytes: bool = False

@@ -1,11 +1,23 @@
 #include "base/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <new>
 #include <utility>
 
 namespace treadle {
+
+namespace {
+
+void advise(const uint8_t* data, size_t bytes, int advice) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t begin = address & ~(page - 1), end = (address + bytes + page - 1) & ~(page - 1);
+    madvise(reinterpret_cast<void*>(begin), end - begin, advice);  // a refusal only costs speed or memory
+}
+
+}  // namespace
 
 Memory::Memory(size_t bytes) : size_(bytes) {
     if (bytes == 0) return;
@@ -29,5 +41,15 @@ Memory& Memory::operator=(Memory&& other) noexcept {
     std::swap(size_, other.size_);
     return *this;
 }
+
+void fetch_pages(const uint8_t* data, size_t bytes) {
+#ifdef MADV_POPULATE_READ  // Linux 5.14
+    advise(data, bytes, MADV_POPULATE_READ);
+#else
+    advise(data, bytes, MADV_WILLNEED);
+#endif
+}
+
+void release_pages(const uint8_t* data, size_t bytes) { advise(data, bytes, MADV_DONTNEED); }
 
 }  // namespace treadle

@@ -28,4 +28,12 @@ private:
     size_t size_ = 0;
 };
 
+// For memory of a mapped file. Maps all pages that hold these bytes at once, which costs a fraction of a
+// fault for each; what is not in the page cache is read.
+void fetch_pages(const uint8_t* data, size_t bytes);
+
+// Takes all pages that hold these bytes out of the process; they stay in the page cache, and reading them
+// maps them again. Neighbours' bytes in the first and the last page go with them.
+void release_pages(const uint8_t* data, size_t bytes);
+
 }  // namespace treadle

@@ -143,10 +143,7 @@ void bind_gguf(nb::module_& m) {
         .def_prop_ro("shape", &shape, "Sizes, the contiguous dimension last.")
         .def_prop_ro("nbytes", [](const GgufTensor& self) { return self.tensor->data.size(); })
         .def_prop_ro("data", &data, nb::rv_policy::reference,
-                     "Read-only uint8 array over the mapped file, which it keeps open.")
-        .def(
-            "forget", [](const GgufTensor& self) { gguf::forget(self.tensor->data); },
-            "Give the memory of the tensor's bytes back; they are read from the file again when needed.");
+                     "Read-only uint8 array over the mapped file, which it keeps open.");
 
     nb::class_<Gguf>(
         m, "Gguf",

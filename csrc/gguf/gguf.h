@@ -74,9 +74,6 @@ struct Contents {
 // `name` stands for the file in errors. Throws Error.
 Contents parse(Bytes file, std::string_view name);
 
-// Gives the memory of mapped bytes back to the system; reading them again maps them again.
-void forget(Bytes bytes);
-
 bool valid_utf8(std::string_view text);
 
 // Takes the next string off the front of a checked Value's bytes.

@@ -81,14 +81,6 @@ Mapping::Mapping(const std::filesystem::path& path) {
 
 Mapping::Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
 
-void forget(Bytes bytes) {
-    // Whole pages inside the span: the ones at its edges hold neighbours' bytes too.
-    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto address = reinterpret_cast<uintptr_t>(bytes.data());
-    const uintptr_t begin = (address + page - 1) & ~(page - 1), end = (address + bytes.size()) & ~(page - 1);
-    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-}
-
 Mapping::~Mapping() {
     if (!bytes_.empty()) munmap(const_cast<uint8_t*>(bytes_.data()), bytes_.size());
 }

@@ -37,7 +37,7 @@ Format parse_format(const std::string& name) {
 std::vector<float> to_vector(const Floats& values) { return {values.data(), values.data() + values.size()}; }
 
 std::shared_ptr<Matrix> pack_matrix(Pool& pool, const std::string& format_name, const Raw& data, int64_t rows,
-                                    int64_t cols) {
+                                    int64_t cols, bool mapped) {
     const Format format = parse_format(format_name);
     if (rows <= 0 || cols <= 0 || cols % info(format).block_k != 0 ||
         data.size() != file_bytes(format, cols) * rows)
@@ -45,7 +45,7 @@ std::shared_ptr<Matrix> pack_matrix(Pool& pool, const std::string& format_name, 
                                     std::to_string(cols) + " does not have " + std::to_string(data.size()) +
                                     " bytes");
     const nb::gil_scoped_release release;
-    return std::make_shared<Matrix>(pack(pool, format, data.data(), rows, cols));
+    return std::make_shared<Matrix>(pack(pool, format, data.data(), rows, cols, mapped));
 }
 
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -215,7 +215,7 @@ void bind_program(nb::module_& m) {
         .def_prop_ro("cols", [](const Matrix& matrix) { return matrix.cols; })
         .def_prop_ro("format", [](const Matrix& matrix) { return std::string(info(matrix.format).name); })
         .def_prop_ro("nbytes", [](const Matrix& matrix) { return matrix.panels() * matrix.stride(); });
-    m.def("pack", &pack_matrix, "pool"_a, "format"_a, "data"_a, "rows"_a, "cols"_a);
+    m.def("pack", &pack_matrix, "pool"_a, "format"_a, "data"_a, "rows"_a, "cols"_a, "mapped"_a = false);
     m.def("linear", &linear, "pool"_a, "isa"_a, "matrix"_a, "x"_a, "two_bytes"_a = false);
     m.def("bench_linear", &bench_linear, "pool"_a, "matrix"_a, "rows"_a, "seconds"_a);
     nb::class_<Program>(m, "Program")

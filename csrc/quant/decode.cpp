@@ -12,7 +12,7 @@ namespace {
 
 // Half bytes as the 32-value formats store them: value i in the low half of byte i, value 16 + i in the high
 // half.
-void halves(const uint8_t* q, uint8_t* code) {
+void halves(const uint8_t* q, uint8_t* __restrict code) {
     for (int i = 0; i < 16; ++i) {
         code[i] = q[i] & 0xF;
         code[16 + i] = q[i] >> 4;
@@ -24,7 +24,7 @@ void decode_simple(Format format, const uint8_t* p, int groups, Decoded& out) {
     const FormatInfo& f = info(format);
     for (int g = 0; g < groups; ++g, p += f.block_bytes) {
         const uint8_t* q = p + 2;
-        uint8_t* code = out.code + g * kGroup;
+        uint8_t* __restrict code = out.code + g * kGroup;
         out.d[g] = load16(p);
         out.m[g] = 0;
         if (f.min) {
@@ -35,8 +35,12 @@ void decode_simple(Format format, const uint8_t* p, int groups, Decoded& out) {
             for (int i = 0; i < kGroup; ++i) code[i] = q[i] ^ 0x80;  // i8 + 128
             continue;
         }
-        const uint32_t high = f.bits == 5 ? load32(q) : 0;
-        halves(q + (f.bits == 5 ? 4 : 0), code);
+        if (f.bits == 4) {
+            halves(q, code);
+            continue;
+        }
+        const uint32_t high = load32(q);
+        halves(q + 4, code);
         for (int i = 0; i < kGroup; ++i) code[i] |= ((high >> i) & 1) << 4;
     }
 }
@@ -59,7 +63,7 @@ void decode_q4_k_q5_k(bool five, const uint8_t* p, Decoded& out) {
     const uint8_t* high = p + 16;
     const uint8_t* q = five ? p + 48 : p + 16;
     for (int pair = 0; pair < 4; ++pair) {
-        uint8_t* code = out.code + pair * 64;
+        uint8_t* __restrict code = out.code + pair * 64;
         for (int i = 0; i < 32; ++i) {
             code[i] = q[pair * 32 + i] & 0xF;
             code[32 + i] = q[pair * 32 + i] >> 4;
@@ -72,25 +76,28 @@ void decode_q4_k_q5_k(bool five, const uint8_t* p, Decoded& out) {
     }
 }
 
+// 64 bytes for 256 codes of 2 bits: 32 bytes hold four groups of 32, the first in their lowest bits.
+void two_bits(const uint8_t* q, uint8_t* __restrict code) {
+    for (int g = 0; g < kGroupsPerSuper; ++g)
+        for (int i = 0; i < kGroup; ++i) code[g * kGroup + i] = (q[g / 4 * kGroup + i] >> (g % 4 * 2)) & 3;
+}
+
 void decode_q2_k(const uint8_t* p, Decoded& out) {
     for (int i = 0; i < 16; ++i) {
         out.scale[i] = p[i] & 0xF;
         out.min[i] = p[i] >> 4;
     }
-    const uint8_t* q = p + 16;
-    for (int k = 0; k < kSuper; ++k) out.code[k] = (q[k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2)) & 3;
+    two_bits(p + 16, out.code);
     out.super_d = load16(p + 80);
     out.super_min = load16(p + 82);
 }
 
 void decode_q3_k(const uint8_t* p, Decoded& out) {
     const uint8_t* high = p;
-    const uint8_t* q = p + 32;
     const uint8_t* s = p + 96;
-    for (int k = 0; k < kSuper; ++k) {
-        const uint8_t low = (q[k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2)) & 3;
-        out.code[k] = low | ((high[k % 32] >> (k / 32)) & 1) << 2;
-    }
+    two_bits(p + 32, out.code);
+    for (int g = 0; g < kGroupsPerSuper; ++g)
+        for (int i = 0; i < kGroup; ++i) out.code[g * kGroup + i] |= ((high[i] >> g) & 1) << 2;
     for (int i = 0; i < 16; ++i) {
         const int low = (s[i % 8] >> (i / 8 * 4)) & 0xF;
         out.scale[i] = (low | ((s[8 + i % 4] >> (i / 4 * 2)) & 3) << 4) - 32;
@@ -101,7 +108,7 @@ void decode_q3_k(const uint8_t* p, Decoded& out) {
 void decode_q6_k(const uint8_t* p, Decoded& out) {
     for (int half = 0; half < 2; ++half) {
         const uint8_t *low = p + half * 64, *high = p + 128 + half * 32;
-        uint8_t* code = out.code + half * 128;
+        uint8_t* __restrict code = out.code + half * 128;
         for (int i = 0; i < 32; ++i) {
             code[i] = (low[i] & 0xF) | (high[i] & 3) << 4;
             code[32 + i] = (low[32 + i] & 0xF) | ((high[i] >> 2) & 3) << 4;

@@ -22,7 +22,8 @@ struct Matrix {
 };
 
 // Packs row-major file data, rows [rows] x file_bytes(format, cols). Throws std::invalid_argument when `cols`
-// is not a whole number of blocks.
-Matrix pack(Pool& pool, Format format, const uint8_t* data, int64_t rows, int64_t cols);
+// is not a whole number of blocks. `mapped`: `data` is in a mapped file, and its pages are given back to the
+// system as they are packed, so that loading never holds the weights twice.
+Matrix pack(Pool& pool, Format format, const uint8_t* data, int64_t rows, int64_t cols, bool mapped = false);
 
 }  // namespace treadle

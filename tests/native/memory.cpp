@@ -24,4 +24,8 @@ Memory& Memory::operator=(Memory&& other) noexcept {
     return *this;
 }
 
+void fetch_pages(const uint8_t*, size_t) {}
+
+void release_pages(const uint8_t*, size_t) {}
+
 }  // namespace treadle

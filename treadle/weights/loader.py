@@ -51,8 +51,9 @@ class Weights:
                 )
             with self.naming(name):
                 rows, cols = tensor.shape
-                self._matrices[name] = _native.pack(self._pool, tensor.type, tensor.data, rows, cols)
-            tensor.forget()  # so that loading does not hold the weights twice
+                self._matrices[name] = _native.pack(
+                    self._pool, tensor.type, tensor.data, rows, cols, mapped=True
+                )
             self._advance(tensor.nbytes)
         return self._matrices[name]
 
