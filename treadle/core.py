@@ -82,6 +82,7 @@ class Output(msgspec.Struct, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_token: int | None = None  # the id that ended the request; never part of ``token_ids``
+    embedding: bytes | None = None  # float32 values, little endian, of length 1; only of embedding models
     usage: Usage | None = None  # on the last one
     timing: Timing | None = None  # on the last one
     error: str | None = None  # with finish_reason "error"

@@ -130,6 +130,8 @@ class LLM:
         self._runner: Runner | None = load_runner(
             LoadConfig(path=path, threads=threads, context=context), progress
         )
+        if self._runner.embeds:
+            raise TreadleError(f"{path} makes embeddings; serve it with `treadle serve`, /v1/embeddings")
         self._engine: Engine | None = Engine(self._runner, EngineConfig(max_queue=sys.maxsize))
         self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, "treadle-engine")

@@ -92,6 +92,7 @@ class ModelRunner:
         num_blocks: int = 64,
         eos_ids: frozenset[int] = frozenset(),
         habit: bool = False,
+        embeds: bool = False,
         cost: Callable[[int, int], float] = lambda decodes, prefill: 0.01 + 0.001 * decodes + 0.001 * prefill,
     ) -> None:
         self.max_tokens = max_tokens
@@ -102,6 +103,7 @@ class ModelRunner:
         self.eos_ids = eos_ids
         self.threads, self.isa, self.weight_bytes = 1, "toy", 0
         self.cache_bytes = 0
+        self.embeds = embeds
         self.tables = np.full((max_sequences, -(-context // BLOCK)), -1, np.int32)
         self.steps: list[list[int]] = []  # query lengths of every step
         self.tokens_run = 0
@@ -147,6 +149,9 @@ class ModelRunner:
         logprobs = np.array([-0.5 if state.logprobs is not None else np.nan for state in mine], np.float32)
         tops = [None if s.logprobs is None else [(int(t), -0.5)] for t, s in zip(tokens, mine, strict=True)]
         return tokens, logprobs, tops
+
+    def embed(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        return np.array([[float(token_of(self._logits[row][0])), 1.0] for row in rows], np.float32)
 
     def use_threads(self, count: int) -> None:
         assert 1 <= count <= self.threads

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AttentionInterface,
     LlamaConfig,
@@ -128,10 +129,13 @@ def write(
     extra: dict[str, np.ndarray] | None = None,
     metadata: dict[str, Any] | None = None,
     raw: dict[str, np.ndarray] | None = None,
+    tokenizer: bool = False,
 ) -> None:
     """A GGUF file with matrices of type ``kind`` and float32 vectors.
 
     ``metadata``: more keys, or other values of those there are, without the architecture in front.
+    ``tokenizer``: its tokens are the 256 bytes, two line breaks, unused ones, and at last ``<|endoftext|>``,
+    which ends texts.
     ``raw``: file bytes of matrices, for kinds that `gguf.quants.quantize` cannot write.
     """
     c = model.config
@@ -148,6 +152,8 @@ def write(
     for key, value in (metadata or {}).items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
         add(f"{architecture}.{key}", value)
+    if tokenizer:
+        _add_tokenizer(writer)
     for name, array in {**tensors(model, architecture), **(extra or {})}.items():
         if raw is not None and name in raw:
             rows = raw[name].reshape(array.shape[0], -1)
@@ -161,6 +167,26 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    alphabet = sorted(ByteLevel.alphabet())
+    unused = [f"<unused{i}>" for i in range(VOCAB - len(alphabet) - 2)]
+    kinds = [1] * (len(alphabet) + 1) + [5] * len(unused) + [3]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*alphabet, "ĊĊ", *unused, "<|endoftext|>"])
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["Ċ Ċ"])
+    writer.add_eos_token_id(VOCAB - 1)
+    writer.add_add_eos_token(True)
+
+
+def byte_ids(text: str) -> list[int]:
+    """The tokens of a text without line breaks for that tokenizer, by another way."""
+    alphabet = sorted(ByteLevel.alphabet())
+    split = ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    return [alphabet.index(character) for piece, _ in split for character in piece]
 
 
 def logits(model: PreTrainedModel, ids: list[int]) -> NDArray[np.float32]:

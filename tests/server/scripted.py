@@ -142,6 +142,9 @@ class ByteText:
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         return list(text.encode())
 
+    def encode_whole(self, text: str) -> list[int]:
+        return [*text.encode(), self.eos_token_id]
+
     def encode_chat(self, messages: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
         self.conversations.append(messages)
         text = "".join(message["content"] or "" for message in messages)

@@ -48,7 +48,7 @@ async def load_models(config: Config) -> list[Served]:
     residents.start()
     try:
         return [
-            await asyncio.to_thread(served, name, path, aliases, engine, known.context)
+            await asyncio.to_thread(served, name, path, aliases, engine, known)
             for (name, path, aliases), (engine, known) in zip(found, models, strict=True)
         ]
     except BaseException:
@@ -79,11 +79,19 @@ def _starter(config: Config, settings: LoadConfig, manners: Manners) -> Callable
     return start
 
 
-def served(name: str, path: Path, aliases: tuple[str, ...], engine: ModelEngine, context: int) -> Served:
+def served(name: str, path: Path, aliases: tuple[str, ...], engine: ModelEngine, known: Outline) -> Served:
     """A model with its text side, read from its file."""
     text = ModelText(Tokenizer.from_gguf(open_gguf(path).metadata))
     preset = preset_for(text.model_name) or preset_for(name)
-    return Served(name=name, aliases=aliases, text=text, engine=engine, context=context, preset=preset)
+    return Served(
+        name=name,
+        aliases=aliases,
+        text=text,
+        engine=engine,
+        context=known.context,
+        embedding=known.embedding,
+        preset=preset,
+    )
 
 
 def find_all(models: tuple[str, ...]) -> list[tuple[str, Path, tuple[str, ...]]]:

@@ -232,7 +232,7 @@ class EngineClient:
         for request in requests:
             if request.id in self._entries:
                 raise BadRequest(f"a request with id {request.id!r} is already running; ids must be unique")
-            check_request(request, self._info.context, self._info.vocab_size)
+            check_request(request, self._info.context, self._info.vocab_size, self._info.embeds)
         self._admission.enter(requests[0].user, len(requests))
         streams = []
         for request in requests:

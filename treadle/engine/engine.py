@@ -38,6 +38,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     threads: int
     isa: str  # level of the kernels
+    embeds: bool  # makes embeddings of prompts instead of continuing them
     weight_bytes: int  # of memory for the packed weights
     cache_bytes: int  # of memory for the KV cache, taken from the system as it is used
 
@@ -92,6 +93,7 @@ class Engine:
             num_blocks=runner.num_blocks,
             threads=runner.threads,
             isa=runner.isa,
+            embeds=runner.embeds,
             weight_bytes=runner.weight_bytes,
             cache_bytes=runner.cache_bytes,
         )
@@ -121,10 +123,21 @@ class Engine:
         if batch is not None:
             start = self._clock()
             self._runner.run(batch.tokens, batch.query_lens, batch.past_lens, batch.slots, batch.logits_rows)
-            outputs += self._choose(batch)
+            outputs += self._embed(batch) if self._runner.embeds else self._choose(batch)
             self._measure(batch, self._clock() - start)
         self._count(outputs)
         return outputs
+
+    def _embed(self, batch: Batch) -> list[Output]:
+        """The last output of every sequence whose prompt ends in this step."""
+        self._scheduler.computed(batch)
+        if not batch.turns:
+            return []
+        vectors = self._runner.embed([turn.row for turn in batch.turns])
+        return [
+            self._scheduler.embedded(turn.sequence, vector.astype("<f4").tobytes())
+            for turn, vector in zip(batch.turns, vectors, strict=True)
+        ]
 
     def _choose(self, batch: Batch) -> list[Output]:
         """The tokens of a step, one output per sequence. Each chooses from its first row, and goes on to the

@@ -39,6 +39,7 @@ class StepRunner(Protocol):
     isa: str  # level of the kernels
     weight_bytes: int  # of memory for the packed weights
     cache_bytes: int  # of memory for the KV cache, taken from the system as it is used
+    embeds: bool  # gives embeddings of prompts instead of logits
     tables: Ids  # [max_sequences, blocks per sequence]: row ``slot`` names the blocks of the sequence there
 
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:
@@ -65,6 +66,12 @@ class StepRunner(Protocol):
 
     def use_threads(self, count: int, /) -> None:
         """Run on that many of the ``threads``, from the next step on."""
+        ...
+
+    def embed(self, rows: Items[int], /) -> NDArray[np.float32]:
+        """The embeddings [n, hidden], of length 1, of these rows (0..R-1) of the last run; only of a runner
+        that ``embeds``.
+        """
         ...
 
     def new_state(self, request: Request, /) -> SamplerState:
@@ -118,12 +125,14 @@ class Admission:
             del self._by_user[user]
 
 
-def check_request(request: Request, context: int, vocab_size: int) -> None:
-    """Raise BadRequest unless prompt and answer fit. ``context``: tokens of prompt and output together."""
+def check_request(request: Request, context: int, vocab_size: int, embeds: bool = False) -> None:
+    """Raise BadRequest unless prompt and answer fit. ``context``: tokens of prompt and output together.
+    ``embeds``: there is no output.
+    """
     ids, params = request.prompt_ids, request.params
     if not ids:
         raise BadRequest("the prompt is empty; it must have at least one token")
-    if len(ids) >= context:
+    if len(ids) > context or (len(ids) == context and not embeds):
         raise BadRequest(
             f"the prompt has {len(ids)} tokens, but the context holds {context} tokens of prompt and answer "
             "together; shorten the prompt or serve the model with a larger context"

@@ -12,7 +12,7 @@ from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.grammar import Grammars
 from treadle.engine.runner import Runner, RunnerConfig, context_of, least_memory
 from treadle.models import builder
-from treadle.models.config import read_config
+from treadle.models.config import embeds, read_config
 from treadle.text.tokenizer import Tokenizer
 from treadle.weights.gguf import GgufModelFile, open_gguf
 
@@ -46,6 +46,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
     context: int  # tokens of prompt and answer together
     memory: int  # bytes that it cannot do without
+    embedding: int | None  # values of its embeddings; None: it continues texts
 
 
 def outline(config: LoadConfig) -> Outline:
@@ -54,7 +55,11 @@ def outline(config: LoadConfig) -> Outline:
     builder(file.architecture)
     model = read_config(file)
     runner = config.runner()
-    return Outline(context=context_of(file, model, runner), memory=least_memory(file, model, runner))
+    return Outline(
+        context=context_of(file, model, runner),
+        memory=least_memory(file, model, runner),
+        embedding=model.hidden if embeds(file) else None,
+    )
 
 
 def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = None) -> Runner:
@@ -68,8 +73,9 @@ def load_runner(config: LoadConfig, progress: Callable[[float], None] | None = N
             f"{file.path}: tensor 'token_embd.weight' has {rows} rows for the tokenizer's "
             f"{tokenizer.vocab_size} tokens"
         )
-    grammars = Grammars(tokenizer, rows)
-    grammars.prepare()  # beside the loading
+    grammars = None if embeds(file) else Grammars(tokenizer, rows)
+    if grammars is not None:
+        grammars.prepare()  # beside the loading
     try:
         return Runner(
             file,
@@ -100,7 +106,7 @@ def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine
         EngineConfig(
             target_itl=config.target_itl,
             max_queue=config.max_queue,
-            speculation=config.speculation,
+            speculation=config.speculation and not runner.embeds,
             read_limit=runner.measure_read_limit(),
         ),
     )

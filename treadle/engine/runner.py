@@ -17,7 +17,7 @@ from treadle.engine.grammar import Grammars, GuidedState, is_guided, settle
 from treadle.engine.interfaces import Ids, SampleResult
 from treadle.engine.kv.pool import BLOCK
 from treadle.models import builder
-from treadle.models.config import ModelConfig, read_config
+from treadle.models.config import ModelConfig, embeds, read_config
 from treadle.models.graph import Graph
 from treadle.models.rope import rotary
 from treadle.weights.gguf import GgufModelFile
@@ -83,7 +83,8 @@ class Runner:
             self.num_blocks,
             two_bytes=sum(math.prod(file.tensor(name).shape) for name in file.tensor_names) < TWO_BYTES_BELOW,
         )
-        graph = Graph(self._program, weights, model)
+        self.embeds = embeds(file)
+        graph = Graph(self._program, weights, model, self.embeds)
         graph.rotary(*rotary(weights, model.head_dim))
         build(graph)
         if unused := weights.unused():
@@ -91,10 +92,10 @@ class Runner:
                 f"{file.path}: tensor {unused[0]!r} is no part of architecture {file.architecture!r} as "
                 "Treadle knows it; the model would answer wrongly without it"
             )
-        self._logits = graph.logits_buffer
+        self._output = graph.output_buffer
         self.weight_bytes = weights.packed_bytes
         output = "output.weight" if "output.weight" in weights else "token_embd.weight"
-        self._output_bytes = weights.matrix(output).nbytes
+        self._output_bytes = 0 if self.embeds else weights.matrix(output).nbytes
         self._token_bytes = _block_bytes(model) // BLOCK
         self.cache_bytes = self._program.cache_bytes
         self.eos_ids = eos_ids
@@ -124,7 +125,13 @@ class Runner:
     @property
     def logits(self) -> NDArray[np.float32]:
         """Logits of the last run's wanted rows [rows, vocab]; a view that the next run overwrites."""
-        return self._program.rows(self._logits)
+        return self._program.rows(self._output)
+
+    def embed(self, rows: Sequence[int], /) -> NDArray[np.float32]:
+        """See StepRunner.embed."""
+        hidden = self._program.rows(self._output)[list(rows)]
+        length = np.linalg.norm(hidden, axis=1, keepdims=True)
+        return hidden / np.maximum(length, np.finfo(np.float32).tiny)
 
     def sample(self, rows: Sequence[int], states: Sequence[_native.SamplerState], /) -> SampleResult:
         """See StepRunner.sample."""

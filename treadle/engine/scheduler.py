@@ -66,7 +66,7 @@ class Scheduler:
         """Queue a request. Raises BadRequest, QueueFull."""
         if request.id in self._live:
             raise BadRequest(f"a request with id {request.id!r} is already running; ids must be unique")
-        check_request(request, self.context, self._runner.vocab_size)
+        check_request(request, self.context, self._runner.vocab_size, self._runner.embeds)
         params = request.params
         try:
             state = self._runner.new_state(request)
@@ -98,6 +98,14 @@ class Scheduler:
     def fail(self, sequence: Sequence, error: str) -> Output:
         """End a request with an error."""
         output = sequence.last_output("error", self._clock(), error=error)
+        self._remove(sequence)
+        return output
+
+    def embedded(self, sequence: Sequence, embedding: bytes) -> Output:
+        """End a request whose prompt has been read with its embedding."""
+        sequence.first_token = self._clock()
+        output = sequence.last_output("stop", sequence.first_token)
+        output.embedding = embedding
         self._remove(sequence)
         return output
 

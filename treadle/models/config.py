@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from treadle.core import TreadleError
 from treadle.weights.gguf import GgufModelFile
 
+# Values of ``pooling_type`` in GGUF files
+_NO_POOLING = 0
+_LAST_TOKEN = 3
+_OTHER_POOLING = {1: "mean of all tokens", 2: "first token", 4: "score of a reranker"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -65,6 +70,20 @@ def read_config(file: GgufModelFile) -> ModelConfig:
         head_dim=head_dim,
         eps=positive(file, "attention.layer_norm_rms_epsilon"),
         context=bounded(file, "context_length", 1, 2**31 - 1),
+    )
+
+
+def embeds(file: GgufModelFile) -> bool:
+    """Whether the model makes an embedding of a text, that of its last token, instead of continuing it.
+    Raises TreadleError for other ways of pooling.
+    """
+    pooling = file.int("pooling_type", _NO_POOLING)
+    if pooling in (_NO_POOLING, _LAST_TOKEN):
+        return pooling == _LAST_TOKEN
+    name = _OTHER_POOLING.get(pooling, "unknown")
+    raise TreadleError(
+        f"{file.path}: pooling_type is {pooling} ({name}); Treadle serves embedding models that take the "
+        f"last token ({_LAST_TOKEN})"
     )
 
 

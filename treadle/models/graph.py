@@ -18,13 +18,17 @@ from treadle.weights.loader import Weights
 class Graph:
     """Builds the program of one model."""
 
-    def __init__(self, program: _native.Program, weights: Weights, config: ModelConfig) -> None:
+    def __init__(
+        self, program: _native.Program, weights: Weights, config: ModelConfig, embeds: bool = False
+    ) -> None:
+        """``embeds``: the model ends with the last normalised hidden states instead of logits."""
         self.config = config
         self._program = program
         self._weights = weights
         self._buffers: dict[tuple[str, int, bool], int] = {}
         self._of_logits: set[int] = set()  # buffers with one row per wanted logits row
-        self.logits_buffer = -1
+        self._embeds = embeds
+        self.output_buffer = -1  # logits, or hidden states
 
     def rotary(self, frequency: NDArray[np.float32], magnitude: float = 1.0) -> None:
         """Set the rotation of the attention operations that follow: radians per token [pairs]."""
@@ -109,12 +113,16 @@ class Graph:
 
     def logits(self, x: int, name: str, tied: str) -> None:
         """The output matrix ``name``, or the embedding ``tied`` where the file has none."""
+        if self._embeds:
+            self._weights.leave_out(f"{name}.weight")
+            self.output_buffer = x
+            return
         matrix = self._weights.matrix(
             f"{name}.weight" if f"{name}.weight" in self._weights else f"{tied}.weight"
         )
-        self.logits_buffer = self._buffer("logits", matrix.rows, logits=True)
+        self.output_buffer = self._buffer("logits", matrix.rows, logits=True)
         with self._weights.naming(name):
-            self._program.linear(x, [matrix], None, out=self.logits_buffer)
+            self._program.linear(x, [matrix], None, out=self.output_buffer)
 
     def _matrix(self, name: str) -> _native.Matrix:
         """A matrix of a layer, with as many outputs as the hyper-parameters say."""

@@ -51,6 +51,7 @@ class ModelCard(Answered):
     max_model_len: int
     aliases: list[str]
     state: ModelState
+    task: Literal["generate", "embed"]
 
 
 class ModelStatus(Answered):
@@ -213,6 +214,30 @@ class TextAnswer(Answered):
     model: str
     choices: list[TextChoice]
     usage: UsageAnswer
+
+
+class EmbeddingItem(Answered):
+    """The vector of input ``index``: numbers, or float32 values, little endian, in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(Answered):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(Answered):
+    """One vector per input, in order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingsUsage
 
 
 class ResponseAnswer(BaseModel):

@@ -22,7 +22,7 @@ from treadle.server.generation import (
     sampling_params,
 )
 from treadle.server.grammar import answer_grammar
-from treadle.server.prompt import check_size
+from treadle.server.prompt import as_many, token_ids
 from treadle.server.schema import CompletionBody
 from treadle.server.service import Served, body_of, model_for, service_of
 from treadle.server.sse import DONE, Chunks, EventStream, error_event, while_connected
@@ -60,36 +60,12 @@ def _check(body: CompletionBody) -> None:
 
 def _prompts(body: CompletionBody, served: Served) -> list[list[int]]:
     """Token ids of every prompt of the body; ApiError 400 for an empty or mixed one."""
-    raw = body.prompt
-    if isinstance(raw, str):
-        many: list[Any] = [raw]
-    elif all(isinstance(item, int) for item in raw):
-        many = [raw]
-    elif all(isinstance(item, str) for item in raw) or all(isinstance(item, list) for item in raw):
-        many = list(raw)
-    else:
-        raise ApiError(
-            400,
-            "prompt: mixes texts, token ids and lists; use one kind",
-            param="prompt",
-            code="invalid_value",
-        )
+    many = as_many(body.prompt, "prompt")
     if len(many) * (body.n or 1) > MAX_PROMPTS:
         message = f"prompt: {len(many)} prompts with n={body.n or 1} make more than {MAX_PROMPTS} choices"
         raise ApiError(400, message, param="prompt", code="invalid_value")
-    prompts: list[list[int]] = []
-    for number, item in enumerate(many):
-        if not item:
-            message = f"prompt: number {number} is empty; give at least one character or token"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        if isinstance(item, str):
-            check_size(served, len(item.encode()), "prompt")
-        ids = served.text.encode(item) if isinstance(item, str) else item
-        if max(ids) >= served.text.vocab_size:
-            message = f"prompt: token ids go from 0 to {served.text.vocab_size - 1}; got {max(ids)}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        prompts.append(ids)
-    return prompts
+    encode = served.text.encode
+    return [token_ids(item, number, served, "prompt", encode) for number, item in enumerate(many)]
 
 
 def _job(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from treadle.core import TreadleError
@@ -27,6 +28,36 @@ def check_size(served: Served, size: int, param: str) -> None:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def as_many(raw: str | list[Any], param: str) -> list[str | list[int]]:
+    """The texts and lists of token ids that ``raw`` stands for: one, or a list of one kind. Raises ApiError
+    400 for a mixed one."""
+    if isinstance(raw, str):
+        return [raw]
+    if all(isinstance(item, int) for item in raw):
+        return [raw]
+    if all(isinstance(item, str) for item in raw) or all(isinstance(item, list) for item in raw):
+        return list(raw)
+    message = f"{param}: mixes texts, token ids and lists; use one kind"
+    raise ApiError(400, message, param=param, code="invalid_value")
+
+
+def token_ids(
+    item: str | list[int], number: int, served: Served, param: str, encode: Callable[[str], list[int]]
+) -> list[int]:
+    """The ids of a text by ``encode``, or ids as they are. Raises ApiError 400 if there are none, if one is
+    not in the vocabulary, or if a text cannot fit into the context."""
+    if not item:
+        message = f"{param}: number {number} is empty; give at least one character or token"
+        raise ApiError(400, message, param=param, code="invalid_value")
+    if isinstance(item, str):
+        check_size(served, len(item.encode()), param)
+    ids = encode(item) if isinstance(item, str) else item
+    if max(ids) >= served.text.vocab_size:
+        message = f"{param}: token ids go from 0 to {served.text.vocab_size - 1}; got {max(ids)}"
+        raise ApiError(400, message, param=param, code="invalid_value")
+    return ids
 
 
 def size_of_questions(body: ChatBody) -> int:

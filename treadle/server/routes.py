@@ -18,6 +18,7 @@ from treadle.server.anthropic import routes as anthropic
 from treadle.server.anthropic.schema import CountBody, MessagesBody
 from treadle.server.chat import chat_completions
 from treadle.server.completions import completions
+from treadle.server.embeddings import EmbeddingsBody, embeddings
 from treadle.server.openapi import openapi
 from treadle.server.responses import routes as responses
 from treadle.server.responses.schema import ResponsesBody
@@ -134,6 +135,13 @@ OPERATIONS = (
         "Continue texts or token ids",
         answer=answers.TextAnswer,
         stream=True,
+    ),
+    _post(
+        "/v1/embeddings",
+        embeddings,
+        EmbeddingsBody,
+        "Turn texts or token ids into vectors",
+        answer=answers.EmbeddingsAnswer,
     ),
     _post("/tokenize", tokens.tokenize, TokenizeBody, "Text to token ids", answer=answers.TokenizeAnswer),
     _post(

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from starlette.requests import Request as HttpRequest
 
@@ -22,6 +22,10 @@ from treadle.server.textside import TextSide
 from treadle.text.reasoning import Preset
 
 log = logging.getLogger("treadle.server")
+
+
+Task = Literal["generate", "embed"]
+_ASKED_BY = {"generate": "the routes that generate text", "embed": "POST /v1/embeddings"}
 
 
 class Engine(Protocol):
@@ -76,9 +80,15 @@ class Served:
     text: TextSide
     engine: Engine
     context: int  # tokens
+    embedding: int | None = None  # values of the embeddings that it makes; None: it generates text
     aliases: tuple[str, ...] = ()
     preset: Preset | None = None  # sampling for requests that name none
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def task(self) -> Task:
+        """What it does."""
+        return "generate" if self.embedding is None else "embed"
 
     @property
     def names(self) -> set[str]:
@@ -95,6 +105,7 @@ class Served:
             "max_model_len": self.context,
             "aliases": list(self.aliases),
             "state": self.engine.state,
+            "task": self.task,
         }
 
 
@@ -231,10 +242,14 @@ def key_of(request: HttpRequest) -> Key:
     return key
 
 
-def model_for(request: HttpRequest, name: str | None) -> Served:
+def model_for(request: HttpRequest, name: str | None, task: Task | None = "generate") -> Served:
     """The served model called ``name`` for whoever makes this request, see ``Service.find``; the log and the
-    usage of the key name it."""
+    usage of the key name it. Raises ApiError 400 unless it does the ``task`` (None: any)."""
     served = service_of(request).find(name, key_of(request))
+    if task is not None and served.task != task:
+        does = "makes embeddings" if served.task == "embed" else "generates text"
+        message = f"the model {served.name} {does}; it is asked by {_ASKED_BY[served.task]}"
+        raise ApiError(400, message, param="model", code="unsupported_model")
     request.state.model = served.name
     return served
 

@@ -46,4 +46,4 @@ async def models(request: Request) -> Response:
 
 async def model(request: Request) -> Response:
     """``GET /v1/models/{id}``."""
-    return json_response(model_for(request, request.path_params["name"]).card())
+    return json_response(model_for(request, request.path_params["name"], None).card())

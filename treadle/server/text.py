@@ -59,6 +59,10 @@ class ModelText:
         """See TextSide."""
         return self._tokenizer.encode(text, add_bos=add_special)
 
+    def encode_whole(self, text: str) -> list[int]:
+        """See TextSide."""
+        return self._tokenizer.encode_whole(text)
+
     def encode_chat(self, messages: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
         """See TextSide."""
         if self._chat is None:

@@ -100,6 +100,10 @@ class TextSide(Protocol):
         wants it."""
         ...
 
+    def encode_whole(self, text: str) -> list[int]:
+        """Ids of a text to be embedded: with BOS and EOS where the model wants them."""
+        ...
+
     def encode_chat(self, messages: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
         """Ids of a conversation. Raises TreadleError with the template's own message if it refuses."""
         ...

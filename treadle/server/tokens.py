@@ -19,7 +19,7 @@ from treadle.server.tools import check_tools
 async def tokenize(request: HttpRequest) -> Response:
     """The ids that a prompt or a conversation becomes, exactly as the completion calls would use them."""
     body, size = await body_of(request, TokenizeBody)
-    served = model_for(request, body.model)
+    served = model_for(request, body.model, None)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: give either prompt or messages", param="prompt", code="invalid_value")
     if body.prompt is None:
@@ -41,7 +41,7 @@ def _tokens(served: Served, body: TokenizeBody) -> dict[str, Any]:
 async def detokenize(request: HttpRequest) -> Response:
     """The text of token ids."""
     body, size = await body_of(request, DetokenizeBody)
-    served = model_for(request, body.model)
+    served = model_for(request, body.model, None)
     if body.tokens and max(body.tokens) >= served.text.vocab_size:
         message = f"tokens: token ids go from 0 to {served.text.vocab_size - 1}; got {max(body.tokens)}"
         raise ApiError(400, message, param="tokens", code="invalid_value")

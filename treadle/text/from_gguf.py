@@ -78,6 +78,8 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
         space_prefix=space_prefix,
         bos_id=bos,
         adds_bos=fields.get("add_bos_token", bool, adds_bos) and bos is not None,
+        eos_id=eos,
+        adds_eos=fields.get("add_eos_token", bool, False) and eos is not None,
         eos_ids=ends,
         chat_template=template,
         template_variables={name: tokens[id] for name, id in special.items() if id is not None},

@@ -36,6 +36,8 @@ class Tokenizer:
         )
         self.bos_id: int | None = vocabulary.bos_id
         self.adds_bos: bool = vocabulary.adds_bos
+        self.eos_id: int | None = vocabulary.eos_id
+        self.adds_eos: bool = vocabulary.adds_eos
         self.eos_ids: frozenset[int] = frozenset(vocabulary.eos_ids)
         self.chat_template: str | None = vocabulary.chat_template
         self.template_variables: Mapping[str, str] = vocabulary.template_variables
@@ -73,6 +75,15 @@ class Tokenizer:
         ids = self.encode_pieces(pieces)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
+        return ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a text that is read to its end, not continued: with BOS and EOS if the model's
+        metadata asks for them.
+        """
+        ids = self.encode(text, add_bos=True)
+        if self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
+            ids.append(self.eos_id)
         return ids
 
     def split(self, text: str) -> list[str | int]:

@@ -66,6 +66,8 @@ class Vocabulary:
     space_prefix: bool = False  # encoding puts a space before the text
     bos_id: int | None = None
     adds_bos: bool = False
+    eos_id: int | None = None
+    adds_eos: bool = False  # to texts that are read whole, such as those to be embedded
     eos_ids: set[int] = field(default_factory=set)
     chat_template: str | None = None
     template_variables: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token, …

@@ -71,6 +71,10 @@ class Weights:
         """A vector as float32, or None when the file does not have it."""
         return self.vector(name) if name in self else None
 
+    def leave_out(self, name: str) -> None:
+        """Say that this tensor is not needed, if the file has it."""
+        self._used.add(name)
+
     def unused(self) -> list[str]:
         """Tensors that nobody asked for."""
         return [name for name in self.file.tensor_names if name not in self._used]
