@@ -63,7 +63,7 @@ def command(model: tuple[str, ...], first_answer: bool, config_file: str | None,
     \b
     GET  /health  /ready  /version  /metrics
     GET  /v1/models  /v1/models/NAME
-    POST /v1/chat/completions  /v1/completions
+    POST /v1/chat/completions  /v1/completions  /v1/embeddings
     POST /tokenize  /detokenize
     """
     config = Config.load({**flags, "model": model}, file=config_file)

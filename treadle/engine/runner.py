@@ -131,7 +131,8 @@ class Runner:
         """See StepRunner.embed."""
         hidden = self._program.rows(self._output)[list(rows)]
         length = np.linalg.norm(hidden, axis=1, keepdims=True)
-        return hidden / np.maximum(length, np.finfo(np.float32).tiny)
+        unit: NDArray[np.float32] = hidden / np.maximum(length, np.finfo(np.float32).tiny)
+        return unit
 
     def sample(self, rows: Sequence[int], states: Sequence[_native.SamplerState], /) -> SampleResult:
         """See StepRunner.sample."""

@@ -17,9 +17,9 @@ _NICE = 19  # the least priority
 class Turns:
     """Lets the engines of one server run one step after the other, each on all cores.
 
-    Two engines whose workers are pinned to the same cores and wait for each other's chunks would lose far
-    more time than half. A step waits at the gate until the one before it runs, so nobody is overtaken. The
-    locks are those of flock(2): an engine that dies gives them back.
+    Otherwise two workers would be pinned to each core, and every chunk of a step might have to wait until
+    the other engine's worker gives the core away. A step waits at the gate until the one before it runs, so
+    nobody is overtaken. The locks are those of flock(2): an engine that dies gives them back.
     """
 
     def __init__(self, path: str) -> None:
