@@ -18,7 +18,7 @@ class Connection(HttpToolsProtocol):
     """Uvicorn's protocol with limits on the head of a request, and errors with the body of the API."""
 
     _timer: asyncio.TimerHandle | None = None
-    _head = 0  # bytes of a head that is not complete; -1: it is
+    _head: int | None = 0  # bytes received of a head that is not complete; None: it is
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start waiting for the first head."""
@@ -32,13 +32,14 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that is too large."""
-        self._head += len(data)
+        if self._head is not None:
+            self._head += len(data)
         try:
             super().data_received(data)
         except (UnicodeError, httptools.HttpParserError):
             self.send_400_response("the request is not valid HTTP/1.1")
-        if self._head > MAX_HEAD and not self.transport.is_closing():
-            self._refuse(431, f"the request line and headers are larger than {MAX_HEAD} bytes")
+        if self._head is not None and self._head > MAX_HEAD:
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -50,7 +51,11 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete; what follows is bounded by whoever reads it."""
         self._stop_waiting()
-        super().on_headers_complete()
+        self._head = None
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
+            self._refuse_head()  # it came in one piece
+        else:
+            super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""
@@ -65,7 +70,12 @@ class Connection(HttpToolsProtocol):
         self._timer = None
         self._refuse(408, f"the request line and headers did not arrive within {HEAD_SECONDS:g} s")
 
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the request line and headers are larger than {MAX_HEAD} bytes")
+
     def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
         if self.cycle is None or self.cycle.response_complete:  # else an answer is being written
             body = bytes(ApiError(status, message, code="invalid_http").response().body)
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
