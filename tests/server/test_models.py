@@ -139,9 +139,8 @@ def test_on_demand_in_place_of_the_least_recently_used(serve: Serve) -> None:
     assert states(api) == {"a": "ready", "b": "unloaded", "c": "ready"}
     assert ask(api, "b").json()["model"] == "b"
     assert states(api) == {"a": "unloaded", "b": "ready", "c": "ready"}
-    metrics = api.get("/metrics").text
-    assert 'treadle_engine_requests_total{model="b"} 2.0' in metrics
-    assert 'treadle_engine_loaded{model="a"} 0.0' in metrics
+    until(lambda: 'treadle_engine_requests_total{model="b"} 2.0' in api.get("/metrics").text)
+    assert 'treadle_engine_loaded{model="a"} 0.0' in api.get("/metrics").text
 
 
 def test_tokenizing_loads_nothing(serve: Serve) -> None:
@@ -168,7 +167,7 @@ def test_many_requests_share_one_load(serve: Serve) -> None:
     for thread in threads:
         thread.join()
     assert [answer.status_code for answer in answers] == [200] * 8
-    assert 'treadle_engine_requests_total{model="b"} 8.0' in api.get("/metrics").text
+    until(lambda: 'treadle_engine_requests_total{model="b"} 8.0' in api.get("/metrics").text)
 
 
 def test_waiting_is_bounded(serve: Serve) -> None:
@@ -276,7 +275,7 @@ def test_idle_models_give_their_memory_back(serve: Serve) -> None:
     until(lambda: not any(alive(pid) for pid in pids if pid))
     assert api.get("/health").json() == {"status": "ready"}
     assert ask(api, "b").json()["choices"][0]["message"]["content"] == "xxx"
-    assert 'treadle_engine_requests_total{model="b"} 1.0' in api.get("/metrics").text
+    until(lambda: 'treadle_engine_requests_total{model="b"} 1.0' in api.get("/metrics").text)
 
 
 def test_models_answer_as_soon_as_they_are_there(serve: Serve) -> None:

@@ -64,7 +64,7 @@ class Runner:
                     "physical cores"
                 )
             cpus = cpus[: config.threads]
-        self._pool = _native.Pool(len(cpus), cpus, **({} if config.pinned else {"pinned": False}))
+        self._pool = _native.Pool(len(cpus), cpus, config.pinned)
         self.threads = len(cpus)
         try:
             self.isa = _native.isa()
