@@ -20,7 +20,8 @@ FLAGS = [
 KERNELS = "kernels/linear/linear_amx.cpp"
 OTHERS = [
     "base/amx.cpp", "base/memory.cpp", "kernels/linear/linear_ref.cpp", "kernels/rows/rows_ref.cpp",
-    "program/op.cpp", "quant/decode.cpp", "quant/pack.cpp", "threads/pool.cpp",
+    "program/op.cpp", "quant/decode.cpp", "quant/pack.cpp", "threads/crowding.cpp",
+    "threads/pool.cpp",
 ]  # fmt: skip
 
 

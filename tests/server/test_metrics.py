@@ -22,7 +22,7 @@ KV_BLOCKS = 34  # of 32 tokens, in 24 MiB: one context of 1024 tokens and a litt
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """``treadle serve`` on the built-in model, with hardly any KV memory, for these tests alone."""
     port, log = free_port(), tmp_path_factory.mktemp("metrics") / "log"
-    command = [sys.executable, "-m", "treadle.cli", "serve", "--port", str(port), "--served-name", "m"]
+    command = [sys.executable, "-m", "treadle.cli", "serve", "m=smollm2:135m", "--port", str(port)]
     command += ["--context", "1024", "--kv-memory", "24M"]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=clean_environment())

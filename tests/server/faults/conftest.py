@@ -18,7 +18,7 @@ KEYS = ("sk-one", "sk-two")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
     """``treadle serve`` on the built-in model. Its log must not have a traceback in the end."""
     port, log = free_port(), tmp_path_factory.mktemp("faults") / "log"
-    command = [sys.executable, "-m", "treadle.cli", "serve", "--port", str(port), "--served-name", "m"]
+    command = [sys.executable, "-m", "treadle.cli", "serve", "m=smollm2:135m", "--port", str(port)]
     command += ["--context", "2048", "--kv-memory", "256M", "--max-queue", str(QUEUE)]
     with log.open("wb") as out:
         environment = clean_environment(TREADLE_API_KEY=",".join(KEYS))
