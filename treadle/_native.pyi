@@ -72,6 +72,12 @@ class Gguf:
 BLOCK: int
 """Tokens per block of the KV cache."""
 
+def kv_block_bytes(kv_dtype: str, kv_heads: int, head_dim: int) -> int:
+    """Bytes of a KV block in one layer. ``kv_dtype``: bf16, q8 or q4.
+
+    Raises ValueError, with a text for users, when there is no such type, or it does not fit the heads.
+    """
+
 def isa() -> str:
     """What TREADLE_ISA names, or the highest of ``isas()``. Raises RuntimeError with the allowed names."""
 
@@ -125,9 +131,17 @@ class Program:
     """
 
     def __init__(
-        self, pool: Pool, isa: str, max_tokens: int, max_logits: int, blocks: int, two_bytes: bool
+        self,
+        pool: Pool,
+        isa: str,
+        max_tokens: int,
+        max_logits: int,
+        blocks: int,
+        two_bytes: bool,
+        kv_dtype: str = "bf16",
     ) -> None:
-        """Limits of a step: ``max_tokens`` rows, ``max_logits`` wanted rows; and of the cache: ``blocks``.
+        """Limits of a step: ``max_tokens`` rows, ``max_logits`` wanted rows; and of the cache: ``blocks`` of
+        keys and values in ``kv_dtype``: bf16, q8 or q4 (csrc/kernels/attention/attention.h).
 
         ``two_bytes``: integer kernels read activations in 15 bits instead of 8 where the format allows it.
         """
@@ -210,6 +224,16 @@ class Program:
     def cache_bytes(self) -> int:
         """Bytes of the KV cache of all layers."""
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block in all layers."""
+
+    def read_block(self, block: int) -> npt.NDArray[np.uint8]:
+        """A copy of the content of a KV block [block_bytes]. Raises ValueError for one that is not there."""
+
+    def write_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Put the content that ``read_block`` gave into a block. Raises ValueError when it does not fit."""
+
 # kernels: one at a time on a named ISA, for tests. All raise ValueError when sizes do not fit.
 
 def rows_rms_norm(
@@ -257,10 +281,11 @@ def attention(
     keys: npt.NDArray[np.float32],
     values: npt.NDArray[np.float32],
     stale: int = 0,
+    kv_dtype: str = "bf16",
 ) -> npt.NDArray[np.float32]:
     """Attention [rows, dim] of one kv head; row r of ``query`` [rows, dim] sees the first ``limit[r]`` keys.
 
-    ``keys``, ``values`` [tokens, dim]. ``stale``: bf16 bits in the unused places of the cache.
+    ``keys``, ``values`` [tokens, dim]. ``stale``: 16 bits that fill the unused places of the cache.
     """
 
 # sampling

@@ -87,10 +87,11 @@ nb::object rows_to_bf16(const std::string& isa, const Floats& x) {
     return array;
 }
 
-// As AttentionOp does it for one kv head: store, all splits, merge, divide. Blocks lie in reverse order with
-// room between them, and unused slots hold `stale`.
+// As AttentionOp does it for one kv head: rotate, store, all splits, merge, divide, rotate back. Blocks lie
+// in reverse order with room between them, and unused slots hold `stale`.
 nb::object attention(const std::string& isa, const FloatRows& query, const Limits& limit,
-                     const FloatRows& keys, const FloatRows& values, uint16_t stale) {
+                     const FloatRows& keys, const FloatRows& values, uint16_t stale,
+                     const std::string& kv_dtype) {
     const size_t rows = query.shape(0), dim = query.shape(1), tokens = keys.shape(0);
     require(rows > 0 && rows <= kMaxAttentionRows && limit.size() == rows,
             "1 to 32 rows, each with its limit");
@@ -100,20 +101,31 @@ nb::object attention(const std::string& isa, const FloatRows& query, const Limit
     for (size_t r = 0; r < rows; ++r)
         require(limit.data()[r] > 0 && limit.data()[r] <= static_cast<int64_t>(tokens),
                 "every row must see at least one of the keys");
-    const AttentionKernels kernels = attention_kernels(isa_from_name(isa));
+    const KvType type = kv_type_from_name(kv_dtype);
+    const AttentionKernels kernels = attention_kernels(isa_from_name(isa), type);
     const int head_dim = static_cast<int>(dim);
-    const size_t blocks = (tokens + kBlock - 1) / kBlock, stride = (2 * kBlock + 1) * dim;
-    std::vector<uint16_t> cache(blocks * stride, stale);
+    const auto rotated = [&](const float* from) {
+        std::vector<float> head(from, from + dim);
+        if (kernels.rotate) kernels.rotate(head.data(), head_dim);
+        return head;
+    };
+    const size_t blocks = (tokens + kBlock - 1) / kBlock;
+    const size_t stride = head_block_bytes(type, head_dim) + 2 * dim;
+    std::vector<uint16_t> room(blocks * stride / 2, stale);
+    auto* cache = reinterpret_cast<uint8_t*>(room.data());
     std::vector<int32_t> table(blocks);
     for (size_t b = 0; b < blocks; ++b) table[b] = static_cast<int32_t>(blocks - 1 - b);
     for (size_t t = 0; t < tokens; ++t)
-        kernels.store(keys.data() + t * dim, values.data() + t * dim, head_dim,
-                      cache.data() + table[t / kBlock] * stride, static_cast<int>(t % kBlock));
+        kernels.store(rotated(keys.data() + t * dim).data(), rotated(values.data() + t * dim).data(),
+                      head_dim, cache + table[t / kBlock] * stride, static_cast<int>(t % kBlock));
 
-    std::vector<uint16_t> narrow(rows * dim);
-    row_kernels(isa_from_name(isa)).to_bf16(query.data(), static_cast<int64_t>(rows * dim), narrow.data());
-    std::vector<const uint16_t*> query_rows(rows);
-    for (size_t r = 0; r < rows; ++r) query_rows[r] = narrow.data() + r * dim;
+    std::vector<uint8_t> narrow(rows * query_bytes(type, head_dim));
+    std::vector<const uint8_t*> query_rows(rows);
+    for (size_t r = 0; r < rows; ++r) {
+        uint8_t* to = narrow.data() + r * query_bytes(type, head_dim);
+        kernels.query(rotated(query.data() + r * dim).data(), head_dim, to);
+        query_rows[r] = to;
+    }
     auto [out, array] = new_array<float>({rows, dim});
     std::vector<float> max(rows), sum(rows), next_max(rows), next_sum(rows), next(rows * dim);
     AttentionSplit split{
@@ -122,7 +134,7 @@ nb::object attention(const std::string& isa, const FloatRows& query, const Limit
         .rows = static_cast<int>(rows),
         .head_dim = head_dim,
         .scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(dim))),
-        .cache = cache.data(),
+        .cache = cache,
         .block_stride = static_cast<int64_t>(stride),
         .table = table.data(),
         .begin = 0,
@@ -140,8 +152,10 @@ nb::object attention(const std::string& isa, const FloatRows& query, const Limit
             kernels.merge(&max[r], &sum[r], out + r * dim, next_max[r], next_sum[r], next.data() + r * dim,
                           head_dim);
     }
-    for (size_t r = 0; r < rows; ++r)
+    for (size_t r = 0; r < rows; ++r) {
         for (size_t d = 0; d < dim; ++d) out[r * dim + d] /= sum[r];
+        if (kernels.rotate) kernels.rotate(out + r * dim, head_dim);
+    }
     return array;
 }
 
@@ -153,7 +167,8 @@ void bind_kernels(nb::module_& m) {
     m.def("rows_rope", &rows_rope, "isa"_a, "x"_a, "cos"_a, "sin"_a, "neox"_a);
     m.def("rows_swiglu", &rows_swiglu, "isa"_a, "gate"_a, "up"_a);
     m.def("rows_to_bf16", &rows_to_bf16, "isa"_a, "x"_a);
-    m.def("attention", &attention, "isa"_a, "query"_a, "limit"_a, "keys"_a, "values"_a, "stale"_a = 0);
+    m.def("attention", &attention, "isa"_a, "query"_a, "limit"_a, "keys"_a, "values"_a, "stale"_a = 0,
+          "kv_dtype"_a = "bf16");
 }
 
 }  // namespace treadle

@@ -183,6 +183,20 @@ void run(Program& program, const Ints& tokens, const Ints& query_lens, const Int
     if (!finished) throw nb::python_error();
 }
 
+nb::ndarray<nb::numpy, uint8_t> read_block(const Program& program, int64_t block) {
+    auto* data = new uint8_t[program.block_bytes()];
+    nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+    program.read_block(block, data);
+    return {data, {program.block_bytes()}, owner};
+}
+
+void write_block(Program& program, int64_t block, const Raw& data) {
+    if (data.size() != program.block_bytes())
+        throw std::invalid_argument("a cache block has " + std::to_string(program.block_bytes()) +
+                                    " bytes, not " + std::to_string(data.size()));
+    program.write_block(block, data.data());
+}
+
 nb::ndarray<nb::numpy, const float> rows_of(nb::handle self, int index) {
     const Program& program = nb::cast<const Program&>(self);
     const Buffer& buffer = program.at(index);
@@ -202,6 +216,12 @@ void bind_program(nb::module_& m) {
         return names;
     });
     m.attr("BLOCK") = kBlock;
+    m.def(
+        "kv_block_bytes",
+        [](const std::string& kv_dtype, int kv_heads, int head_dim) {
+            return kv_heads * head_block_bytes(kv_type_from_name(kv_dtype), head_dim);
+        },
+        "kv_dtype"_a, "kv_heads"_a, "head_dim"_a);
     m.def("dequantise", &dequantise_array, "format"_a, "data"_a);
     m.def(
         "packed_bytes",
@@ -222,11 +242,12 @@ void bind_program(nb::module_& m) {
         .def(
             "__init__",
             [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa, int64_t max_tokens,
-               int64_t max_logits, int64_t blocks, bool two_bytes) {
-                new (self)
-                    Program(std::move(pool), isa_from_name(isa), {max_tokens, max_logits, blocks}, two_bytes);
+               int64_t max_logits, int64_t blocks, bool two_bytes, const std::string& kv_dtype) {
+                new (self) Program(std::move(pool), isa_from_name(isa), {max_tokens, max_logits, blocks},
+                                   two_bytes, kv_type_from_name(kv_dtype));
             },
-            "pool"_a, "isa"_a, "max_tokens"_a, "max_logits"_a, "blocks"_a, "two_bytes"_a)
+            "pool"_a, "isa"_a, "max_tokens"_a, "max_logits"_a, "blocks"_a, "two_bytes"_a,
+            "kv_dtype"_a = "bf16")
         .def("buffer", &Program::buffer, "width"_a, "logits"_a = false)
         .def(
             "embed",
@@ -276,7 +297,11 @@ void bind_program(nb::module_& m) {
             "k_norm"_a.none() = nb::none(), "eps"_a = 1e-6f, "out"_a)
         .def("run", &run, "tokens"_a, "query_lens"_a, "past_lens"_a, "slots"_a, "logits_rows"_a, "tables"_a)
         .def("rows", &rows_of, "buffer"_a, nb::sig("def rows(self, buffer: int) -> NDArray[np.float32]"))
-        .def_prop_ro("cache_bytes", &Program::cache_bytes);
+        .def_prop_ro("cache_bytes", &Program::cache_bytes)
+        .def_prop_ro("block_bytes", &Program::block_bytes)
+        .def("read_block", &read_block, "block"_a,
+             nb::sig("def read_block(self, block: int) -> NDArray[np.uint8]"))
+        .def("write_block", &write_block, "block"_a, "data"_a);
 }
 
 }  // namespace treadle

@@ -147,12 +147,22 @@ private:
 
 // One layer's keys and values, see kernels/attention/attention.h.
 struct CacheLayer {
-    uint16_t* data;        // [blocks][kv_heads][2 * kBlock * head_dim]
-    int64_t block_stride;  // values between blocks
+    uint8_t* data;         // [blocks][kv_heads][head_block_bytes]
+    int64_t block_stride;  // bytes between blocks
+    int64_t head_stride;   // bytes between kv heads
 };
 
-// Turns the fused q, k, v of every row into a bf16 query and a cache entry: per-head norm if given, rotary
-// embedding.
+// The queries of a step, in the form that attention kernels read.
+struct Queries {
+    uint8_t* data;  // [rows][heads][bytes]
+    int heads;
+    int64_t bytes;
+
+    uint8_t* row(int64_t row, int head) const { return data + (row * heads + head) * bytes; }
+};
+
+// Turns the fused q, k, v of every row into a query and a cache entry: per-head norm if given, rotary
+// embedding, rotation if the cache wants it. Overwrites them.
 class CacheOp : public Op {
 public:
     struct HeadNorm {
@@ -161,7 +171,7 @@ public:
     };
     CacheOp(const RowKernels& rows, const AttentionKernels& attention, const AttentionShape& shape,
             const Buffer& qkv, const AnglesOp& angles, bool neox, HeadNorm norm, CacheLayer cache,
-            uint16_t* queries)
+            Queries queries)
         : rows_(rows), attention_(attention), shape_(shape), qkv_(qkv), angles_(angles), neox_(neox),
           norm_(std::move(norm)), cache_(cache), queries_(queries) {}
     int64_t plan(const Step& step, int workers) override;
@@ -176,7 +186,7 @@ private:
     bool neox_;
     HeadNorm norm_;
     CacheLayer cache_;
-    uint16_t* queries_;  // [rows][heads][head_dim]
+    Queries queries_;
 };
 
 // How a step's attention is cut into chunks; the same for every layer, so made once per step.
@@ -201,8 +211,8 @@ class AttentionOp : public Op {
 public:
     // The first layer's operation makes the plan.
     AttentionOp(const AttentionKernels& kernels, const AttentionShape& shape,
-                std::shared_ptr<AttentionPlan> plan, bool makes_plan, CacheLayer cache,
-                const uint16_t* queries, Buffer& out)
+                std::shared_ptr<AttentionPlan> plan, bool makes_plan, CacheLayer cache, Queries queries,
+                Buffer& out)
         : kernels_(kernels), shape_(shape), plan_(std::move(plan)), makes_plan_(makes_plan), cache_(cache),
           queries_(queries), out_(out) {}
     int64_t plan(const Step& step, int workers) override;
@@ -223,7 +233,7 @@ private:
     std::shared_ptr<AttentionPlan> plan_;
     bool makes_plan_;
     CacheLayer cache_;
-    const uint16_t* queries_;
+    Queries queries_;
     Buffer& out_;
 };
 

@@ -11,24 +11,29 @@ void CacheOp::run(const Step& step, int64_t row, uint8_t*) {
     const auto [heads, kv_heads, dim] = shape_;
     float* q = qkv_.row(row);
     float* k = q + heads * dim;
-    const float* v = k + kv_heads * dim;
+    float* v = k + kv_heads * dim;
     const float *cos = angles_.cos(row), *sin = angles_.sin(row);
     const int64_t rotated = 2 * angles_.pairs();
     for (int h = 0; h < heads; ++h) {
         float* head = q + h * dim;
         if (!norm_.q.empty()) rows_.rms_norm(head, norm_.q.data(), dim, norm_.eps, head);
         rows_.rope(head, rotated, cos, sin, neox_);
+        if (attention_.rotate) attention_.rotate(head, dim);
+        attention_.query(head, dim, queries_.row(row, h));
     }
-    rows_.to_bf16(q, heads * dim, queries_ + row * heads * dim);
 
     const int64_t position = step.position(row);
     const int32_t id = step.sequences[step.row_sequence[row]].table[position / kBlock];
-    uint16_t* block = cache_.data + id * cache_.block_stride;
+    uint8_t* block = cache_.data + id * cache_.block_stride;
     for (int h = 0; h < kv_heads; ++h) {
         float* head = k + h * dim;
         if (!norm_.k.empty()) rows_.rms_norm(head, norm_.k.data(), dim, norm_.eps, head);
         rows_.rope(head, rotated, cos, sin, neox_);
-        attention_.store(head, v + h * dim, dim, block + h * 2 * kBlock * dim,
+        if (attention_.rotate) {
+            attention_.rotate(head, dim);
+            attention_.rotate(v + h * dim, dim);
+        }
+        attention_.store(head, v + h * dim, dim, block + h * cache_.head_stride,
                          static_cast<int>(position % kBlock));
     }
 }
@@ -89,12 +94,11 @@ void AttentionOp::split(const Step& step, const AttentionPlan::Item& item, int64
     const int per_kv = shape_.heads / shape_.kv_heads;
     const int64_t first =
         item.first_row - sequence.first_row + sequence.past_len;  // position of the first query
-    const uint16_t* query[kMaxAttentionRows];
+    const uint8_t* query[kMaxAttentionRows];
     int64_t limit[kMaxAttentionRows];
     for (int64_t token = 0; token < item.tokens; ++token) {
         for (int h = 0; h < per_kv; ++h) {
-            const int64_t head = (item.first_row + token) * shape_.heads + item.kv_head * per_kv + h;
-            query[token * per_kv + h] = queries_ + head * shape_.head_dim;
+            query[token * per_kv + h] = queries_.row(item.first_row + token, item.kv_head * per_kv + h);
             limit[token * per_kv + h] = first + token + 1;
         }
     }
@@ -105,7 +109,7 @@ void AttentionOp::split(const Step& step, const AttentionPlan::Item& item, int64
         .rows = static_cast<int>(rows(item)),
         .head_dim = shape_.head_dim,
         .scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(shape_.head_dim))),
-        .cache = cache_.data + static_cast<int64_t>(item.kv_head) * 2 * kBlock * shape_.head_dim,
+        .cache = cache_.data + item.kv_head * cache_.head_stride,
         .block_stride = cache_.block_stride,
         .table = sequence.table,
         .begin = begin,
@@ -128,6 +132,7 @@ void AttentionOp::write(const AttentionPlan::Item& item, const Partial& result) 
         float* out = out_.row(item.first_row + r / per_kv) + (item.kv_head * per_kv + r % per_kv) * dim;
         const float factor = 1.0f / result.sum[r];
         for (int d = 0; d < dim; ++d) out[d] = result.out[r * dim + d] * factor;
+        if (kernels_.rotate) kernels_.rotate(out, dim);
     }
 }
 

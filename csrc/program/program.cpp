@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -19,9 +20,9 @@ void require_same_rows(const Buffer& a, const Buffer& b) {
 
 }  // namespace
 
-Program::Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes)
-    : pool_(std::move(pool)), isa_(isa), limits_(limits), two_bytes_(two_bytes), rows_(row_kernels(isa)),
-      attention_(attention_kernels(isa)) {
+Program::Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes, KvType kv)
+    : pool_(std::move(pool)), isa_(isa), limits_(limits), two_bytes_(two_bytes), kv_(kv),
+      rows_(row_kernels(isa)), attention_(attention_kernels(isa, kv)) {
     for (int format = 0; format < kFormats; ++format)
         linear_.push_back(linear_kernels(isa, static_cast<Format>(format)));
     require(limits.max_tokens > 0 && limits.max_tokens <= 4096, "max_tokens must be between 1 and 4096");
@@ -161,9 +162,7 @@ void Program::attention(int qkv, const AttentionShape& shape, bool neox, CacheOp
             "attention with " + std::to_string(shape.heads) + " heads and " + std::to_string(shape.kv_heads) +
                 " kv heads: the first must be a multiple of the second, at most " +
                 std::to_string(kMaxAttentionRows) + " times it");
-    require(shape.head_dim > 0 && shape.head_dim % 16 == 0 && shape.head_dim <= 256,
-            "heads of " + std::to_string(shape.head_dim) +
-                " dimensions: must be a multiple of 16, at most 256");
+    const int64_t head_stride = head_block_bytes(kv_, shape.head_dim);
     require(angles_ != nullptr && 2 * angles_->pairs() <= shape.head_dim,
             "attention needs rotation frequencies for at most half a head");
     const Buffer& from =
@@ -177,17 +176,18 @@ void Program::attention(int qkv, const AttentionShape& shape, bool neox, CacheOp
     if (first) {
         plan_ = std::make_shared<AttentionPlan>();
         plan_shape_ = shape;
-        queries_ = Memory(limits_.max_tokens * shape.heads * shape.head_dim * sizeof(uint16_t));
+        queries_ = Memory(limits_.max_tokens * shape.heads * query_bytes(kv_, shape.head_dim));
+        block_stride_ = shape.kv_heads * head_stride;
     }
     require(shape.heads == plan_shape_.heads && shape.kv_heads == plan_shape_.kv_heads &&
                 shape.head_dim == plan_shape_.head_dim,
             "all layers must have the same attention shape");
-    const int64_t block_stride = static_cast<int64_t>(shape.kv_heads) * 2 * kBlock * shape.head_dim;
-    caches_.emplace_back(limits_.blocks * block_stride * sizeof(uint16_t));
-    const CacheLayer cache{caches_.back().as<uint16_t>(), block_stride};
+    caches_.emplace_back(limits_.blocks * block_stride_);
+    const CacheLayer cache{caches_.back().data(), block_stride_, head_stride};
+    const Queries queries{queries_.data(), shape.heads, query_bytes(kv_, shape.head_dim)};
     add(std::make_unique<CacheOp>(rows_, attention_, shape, from, *angles_, neox, std::move(norm), cache,
-                                  queries_.as<uint16_t>()));
-    add(std::make_unique<AttentionOp>(attention_, shape, plan_, first, cache, queries_.as<uint16_t>(), to));
+                                  queries));
+    add(std::make_unique<AttentionOp>(attention_, shape, plan_, first, cache, queries, to));
     wrote(out, nullptr);
 }
 
@@ -195,6 +195,24 @@ size_t Program::cache_bytes() const {
     size_t total = 0;
     for (const Memory& cache : caches_) total += cache.size();
     return total;
+}
+
+size_t Program::block_bytes() const { return caches_.size() * block_stride_; }
+
+void Program::read_block(int64_t block, uint8_t* to) const {
+    require(block >= 0 && block < limits_.blocks, "there is no cache block " + std::to_string(block));
+    for (const Memory& cache : caches_) {
+        std::memcpy(to, cache.data() + block * block_stride_, block_stride_);
+        to += block_stride_;
+    }
+}
+
+void Program::write_block(int64_t block, const uint8_t* from) {
+    require(block >= 0 && block < limits_.blocks, "there is no cache block " + std::to_string(block));
+    for (const Memory& cache : caches_) {
+        std::memcpy(cache.data() + block * block_stride_, from, block_stride_);
+        from += block_stride_;
+    }
 }
 
 void Program::check(const Step& step) const {

@@ -31,7 +31,8 @@ struct ProgramLimits {
 class Program {
 public:
     // `two_bytes`: activations in 15 instead of 8 bits where the weight format allows it.
-    Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes);
+    Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limits, bool two_bytes,
+            KvType kv = KvType::bf16);
 
     // Building. Buffers are named by index. Every function throws std::invalid_argument when shapes do not
     // fit.
@@ -58,6 +59,11 @@ public:
     Isa isa() const { return isa_; }
     // Bytes of all caches.
     size_t cache_bytes() const;
+    // Bytes of one block in all layers.
+    size_t block_bytes() const;
+    // Copies the content of a block, layer after layer, out of the caches and into them. Not while it runs.
+    void read_block(int64_t block, uint8_t* to) const;
+    void write_block(int64_t block, const uint8_t* from);
 
 private:
     // The chunks that a worker takes first; the others help when their own are done.
@@ -82,6 +88,7 @@ private:
     Isa isa_;
     ProgramLimits limits_;
     bool two_bytes_;
+    KvType kv_;
     std::vector<LinearKernels> linear_;  // by format
     RowKernels rows_;
     AttentionKernels attention_;
@@ -94,6 +101,7 @@ private:
     AttentionShape plan_shape_{};
     Memory queries_;
     std::vector<Memory> caches_;
+    int64_t block_stride_ = 0;  // bytes of one block in one layer
     int64_t embed_rows_ = 0;
 
     Step step_;

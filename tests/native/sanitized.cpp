@@ -73,25 +73,32 @@ void run_rows(Isa isa) {
     }
 }
 
-void run_attention(Isa isa) {
-    const AttentionKernels kernels = attention_kernels(isa);
-    for (int dim : {16, 48, 80, 256}) {
+void run_attention(Isa isa, KvType type) {
+    const AttentionKernels kernels = attention_kernels(isa, type);
+    for (int dim : {16, 48, 80, 96, 256}) {
+        if (type == KvType::q4 && dim % 32 != 0) continue;
         for (int tokens : {1, 33, 130, 512}) {
             for (int rows : {1, 5, 13, 32}) {
                 const size_t blocks = (tokens + kBlock - 1) / kBlock;
-                std::vector<uint16_t> cache(blocks * 2 * kBlock * dim);
+                const int64_t stride = head_block_bytes(type, dim);
+                std::vector<uint8_t> cache(blocks * stride);
                 std::vector<int32_t> table(blocks);
                 for (size_t b = 0; b < blocks; ++b) table[b] = static_cast<int32_t>(b);
-                const std::vector<float> key = floats(dim), value = floats(dim);
+                std::vector<float> key = floats(dim), value = floats(dim);
+                if (kernels.rotate) kernels.rotate(key.data(), dim);
                 for (int t = 0; t < tokens; ++t)
-                    kernels.store(key.data(), value.data(), dim, cache.data() + t / kBlock * 2 * kBlock * dim,
+                    kernels.store(key.data(), value.data(), dim, cache.data() + t / kBlock * stride,
                                   t % kBlock);
-                std::vector<std::vector<uint16_t>> queries(rows, std::vector<uint16_t>(dim, 0x3F80));
-                std::vector<const uint16_t*> query;
-                for (const std::vector<uint16_t>& q : queries) query.push_back(q.data());
+                std::vector<std::vector<uint8_t>> queries(rows);
+                std::vector<const uint8_t*> query;
+                for (std::vector<uint8_t>& q : queries) {
+                    q.resize(query_bytes(type, dim));
+                    kernels.query(key.data(), dim, q.data());
+                    query.push_back(q.data());
+                }
                 const std::vector<int64_t> limit(rows, (tokens + 1) / 2);
                 std::vector<float> max(rows), sum(rows), out(static_cast<size_t>(rows) * dim);
-                kernels.split({query.data(), limit.data(), rows, dim, 0.1f, cache.data(), 2 * kBlock * dim,
+                kernels.split({query.data(), limit.data(), rows, dim, 0.1f, cache.data(), stride,
                                table.data(), 0, tokens, max.data(), sum.data(), out.data()});
                 const std::vector<float> first(out.begin(), out.begin() + dim);
                 kernels.merge(&max[0], &sum[0], out.data(), max[0], sum[0], first.data(), dim);
@@ -184,7 +191,7 @@ void run_level(const std::shared_ptr<Pool>& pool, Isa isa) {
     const bool tiles = isa == Isa::amx;  // the rest is that of bf16
     if (!tiles) {
         run_rows(isa);
-        run_attention(isa);
+        for (KvType type : {KvType::bf16, KvType::q8, KvType::q4}) run_attention(isa, type);
     }
     for (int i = 0; i < kFormats; ++i) {
         const Format format = static_cast<Format>(i);

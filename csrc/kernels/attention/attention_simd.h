@@ -1,22 +1,23 @@
 // Attention for any SIMD header. Included by ISA-specific sources inside their namespace.
 
 #include "kernels/simd/exp.h"
+#include "kernels/attention/quantised_simd.h"
 
 // Rows computed together: 8 rows x 2 vectors of scores, or 6 x 4 vectors of values, fit 32 registers.
 inline constexpr int kScoreRows = 8;
-inline constexpr int kValueRows = 6;
+inline constexpr int kValueRows = 6;  // of codes too: 6 x 2 vectors x 2 parts of the weights
 
 // scores[r][0..32) = query r . keys of one block, times scale
 template <int kRows>
-void score_block(const AttentionSplit& a, int first, const uint16_t* keys, float* scores) {
+void score_pairs(const AttentionSplit& a, int first, const uint8_t* block, float* scores) {
     Float acc[kRows][2];
     for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = float_zero();
     for (int pair = 0; pair < a.head_dim / 2; ++pair) {
-        const uint8_t* at = reinterpret_cast<const uint8_t*>(keys + pair * 2 * kBlock);
+        const uint8_t* at = block + pair * 4 * kBlock;
         const Bytes low = bytes_load(at), high = bytes_load(at + 64);
         for (int r = 0; r < kRows; ++r) {
             uint32_t q;
-            __builtin_memcpy(&q, a.query[first + r] + 2 * pair, 4);
+            __builtin_memcpy(&q, a.query[first + r] + 4 * pair, 4);
             acc[r][0] = dot_bf16(acc[r][0], low, q);
             acc[r][1] = dot_bf16(acc[r][1], high, q);
         }
@@ -27,24 +28,29 @@ void score_block(const AttentionSplit& a, int first, const uint16_t* keys, float
     }
 }
 
-// out[r][d..d+16*kVectors) += sum over the tokens of a step of p[r][token] * value[token][d..]
+// One row's weights of a step.
+struct PairWeights {
+    alignas(64) uint16_t p[kAttentionStep];
+};
+
+// out[r][d..d+16*kVectors) += sum over the tokens of a step of p[token] * value[token][d..]
 template <int kRows, int kVectors>
-void value_block(const AttentionSplit& a, int d, int tokens, const uint16_t* const* values,
-                 const uint16_t (*p)[kAttentionStep], float* out) {
+void value_pairs(const AttentionSplit& a, int d, int tokens, const uint8_t* const* values,
+                 const PairWeights* weights, float* out) {
     Float acc[kRows][kVectors];
     for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVectors; ++v) acc[r][v] = float_load(out + r * a.head_dim + d + v * 16);
     const auto add_pair = [&](int token, auto both) {
-        const uint16_t* at = values[token / kBlock] + (token % kBlock / 2 * a.head_dim + d) * 2;
+        const uint8_t* at = values[token / kBlock] + (token % kBlock / 2 * a.head_dim + d) * 4;
         Bytes value[kVectors];
         for (int v = 0; v < kVectors; ++v) {
-            value[v] = bytes_load(reinterpret_cast<const uint8_t*>(at + v * 32));
+            value[v] = bytes_load(at + v * 64);
             if constexpr (!both) value[v] = bytes_and(value[v], int_splat(0xFFFF));
         }
         for (int r = 0; r < kRows; ++r) {
-            uint32_t weights;
-            __builtin_memcpy(&weights, p[r] + token, 4);
-            for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bf16(acc[r][v], value[v], weights);
+            uint32_t pair;
+            __builtin_memcpy(&pair, weights[r].p + token, 4);
+            for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bf16(acc[r][v], value[v], pair);
         }
     };
     for (int token = 0; token + 2 <= tokens; token += 2) add_pair(token, std::true_type{});
@@ -54,13 +60,30 @@ void value_block(const AttentionSplit& a, int d, int tokens, const uint16_t* con
         for (int v = 0; v < kVectors; ++v) float_store(out + r * a.head_dim + d + v * 16, acc[r][v]);
 }
 
-template <int kRows>
-void value_rows(const AttentionSplit& a, int tokens, const uint16_t* const* values,
-                const uint16_t (*p)[kAttentionStep], float* out) {
-    int d = 0;
-    for (; d + 64 <= a.head_dim; d += 64) value_block<kRows, 4>(a, d, tokens, values, p, out);
-    for (; d < a.head_dim; d += 16) value_block<kRows, 1>(a, d, tokens, values, p, out);
-}
+struct PairCache {
+    using Weights = PairWeights;
+    struct Step {
+        void add(int, const AttentionSplit&, const uint8_t*, int) {}
+    };
+
+    template <int kRows>
+    static void score(const AttentionSplit& a, int first, const uint8_t* block, float* scores) {
+        score_pairs<kRows>(a, first, block, scores);
+    }
+    static void weigh(PairWeights& weights, const float* from, const Step&, int count) {
+        for (int i = 0; i < count; i += 16) store_bf16(weights.p + i, float_load(from + i));
+    }
+    static const uint8_t* values(const uint8_t* block, int head_dim) {
+        return block + int64_t{2} * kBlock * head_dim;
+    }
+    template <int kRows>
+    static void add_values(const AttentionSplit& a, int tokens, const uint8_t* const* values,
+                           const PairWeights* weights, float* out) {
+        int d = 0;
+        for (; d + 64 <= a.head_dim; d += 64) value_pairs<kRows, 4>(a, d, tokens, values, weights, out);
+        for (; d < a.head_dim; d += 16) value_pairs<kRows, 1>(a, d, tokens, values, weights, out);
+    }
+};
 
 // Calls f with a compile-time count of rows from 1 to kMost.
 template <int kMost, class F>
@@ -71,9 +94,11 @@ inline void with_rows(int rows, F f) {
     f(std::integral_constant<int, kMost>{});
 }
 
+template <class Cache>
 void attention_split(const AttentionSplit& a) {
     alignas(64) float scores[kMaxAttentionRows][kAttentionStep];
-    alignas(64) uint16_t p[kMaxAttentionRows][kAttentionStep];
+    typename Cache::Weights weights[kMaxAttentionRows];
+    typename Cache::Step step;
     const float none = -__builtin_inff();
     for (int r = 0; r < a.rows; ++r) a.max[r] = none, a.sum[r] = 0;
     for (int64_t i = 0; i < static_cast<int64_t>(a.rows) * a.head_dim; i += 16)
@@ -82,13 +107,15 @@ void attention_split(const AttentionSplit& a) {
     for (int64_t key = a.begin; key < a.end; key += kAttentionStep) {
         const int tokens = static_cast<int>(a.end - key < kAttentionStep ? a.end - key : kAttentionStep);
         const int blocks = (tokens + kBlock - 1) / kBlock;
-        const uint16_t* values[kAttentionStep / kBlock];
+        const uint8_t* values[kAttentionStep / kBlock];
         for (int b = 0; b < blocks; ++b) {
-            const uint16_t* keys = a.cache + a.table[key / kBlock + b] * a.block_stride;
-            values[b] = keys + static_cast<int64_t>(kBlock) * a.head_dim;
+            const uint8_t* block = a.cache + a.table[key / kBlock + b] * a.block_stride;
+            values[b] = Cache::values(block, a.head_dim);
+            step.add(b, a, block, tokens - b * kBlock);
             for (int r = 0; r < a.rows; r += kScoreRows)
-                with_rows<kScoreRows>(
-                    a.rows - r, [&](auto rows) { score_block<rows>(a, r, keys, &scores[r][b * kBlock]); });
+                with_rows<kScoreRows>(a.rows - r, [&](auto rows) {
+                    Cache::template score<rows>(a, r, block, &scores[r][b * kBlock]);
+                });
         }
         for (int r = 0; r < a.rows; ++r) {
             const int seen = static_cast<int>(a.limit[r] - key);  // keys of this step that the row may see
@@ -102,8 +129,9 @@ void attention_split(const AttentionSplit& a) {
             for (int i = 0; i < blocks * kBlock; i += 16) {
                 const Float e = float_exp2(float_sub(float_load(&scores[r][i]), float_splat(base)));
                 sum = float_add(sum, e);
-                store_bf16(&p[r][i], e);
+                float_store(&scores[r][i], e);
             }
+            Cache::weigh(weights[r], scores[r], step, blocks * kBlock);
             const Float shrink = float_exp2(float_splat(a.max[r] - base));
             float first[16];
             float_store(first, shrink);
@@ -117,7 +145,8 @@ void attention_split(const AttentionSplit& a) {
         }
         for (int r = 0; r < a.rows; r += kValueRows)
             with_rows<kValueRows>(a.rows - r, [&](auto rows) {
-                value_rows<rows>(a, tokens, values, &p[r], a.out + static_cast<int64_t>(r) * a.head_dim);
+                Cache::template add_values<rows>(a, tokens, values, weights + r,
+                                                 a.out + static_cast<int64_t>(r) * a.head_dim);
             });
     }
 }
@@ -138,16 +167,27 @@ void attention_merge(float* max_a, float* sum_a, float* out_a, float max_b, floa
                     float_fma(float_load(out_b + d), shrink_b, float_mul(float_load(out_a + d), shrink_a)));
 }
 
-void attention_store(const float* key, const float* value, int head_dim, uint16_t* block, int slot) {
+void store_pairs(const float* key, const float* value, int head_dim, uint8_t* block, int slot) {
     uint16_t narrow[16];
-    uint16_t* values = block + static_cast<int64_t>(kBlock) * head_dim + slot / 2 * head_dim * 2 + slot % 2;
+    uint8_t* values = block + int64_t{2} * kBlock * head_dim + slot / 2 * head_dim * 4 + slot % 2 * 2;
     for (int d = 0; d < head_dim; d += 16) {
         store_bf16(narrow, float_load(key + d));
         for (int i = 0; i < 16; i += 2)
-            __builtin_memcpy(block + ((d + i) / 2 * kBlock + slot) * 2, narrow + i, 4);
+            __builtin_memcpy(block + ((d + i) / 2 * kBlock + slot) * 4, narrow + i, 4);
         store_bf16(narrow, float_load(value + d));
-        for (int i = 0; i < 16; ++i) values[(d + i) * 2] = narrow[i];
+        for (int i = 0; i < 16; ++i) __builtin_memcpy(values + (d + i) * 4, narrow + i, 2);
     }
 }
 
-AttentionKernels attention_kernels() { return {attention_split, attention_merge, attention_store}; }
+void query_pairs(const float* query, int head_dim, uint8_t* out) {
+    for (int d = 0; d < head_dim; d += 16)
+        store_bf16(reinterpret_cast<uint16_t*>(out) + d, float_load(query + d));
+}
+
+AttentionKernels attention_kernels(KvType type) {
+    if (type == KvType::q8)
+        return {attention_split<CodeCache<8>>, attention_merge, store_codes<8>, query_codes<8>, rotate_head};
+    if (type == KvType::q4)
+        return {attention_split<CodeCache<4>>, attention_merge, store_codes<4>, query_codes<4>, rotate_head};
+    return {attention_split<PairCache>, attention_merge, store_pairs, query_pairs, nullptr};
+}

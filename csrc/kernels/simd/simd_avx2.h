@@ -194,3 +194,48 @@ inline void store_bf16(uint16_t* p, Float a) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(round(a.lo), round(a.hi)), 0xD8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
+
+// 16 bf16 to floats
+inline Float float_from_bf16(const uint8_t* p) {
+    const auto widen = [](const uint8_t* from) {
+        const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
+    };
+    return {widen(p), widen(p + 16)};
+}
+// lane i ^ kDistance
+template <int kDistance>
+inline Float float_swap(Float a) {
+    if constexpr (kDistance == 8) return {a.hi, a.lo};
+    if constexpr (kDistance == 4)
+        return {_mm256_permute2f128_ps(a.lo, a.lo, 1), _mm256_permute2f128_ps(a.hi, a.hi, 1)};
+    if constexpr (kDistance == 2) return {_mm256_permute_ps(a.lo, 0x4E), _mm256_permute_ps(a.hi, 0x4E)};
+    if constexpr (kDistance == 1) return {_mm256_permute_ps(a.lo, 0xB1), _mm256_permute_ps(a.hi, 0xB1)};
+}
+
+// Bytes c that stand for c - 128, as the two products below want them; their sums are too large by kCodeOffset
+// times the sum of the other factor.
+inline constexpr int32_t kCodeOffset = 0;
+using Codes = Int;
+inline Codes codes(Bytes c) { return bytes_xor(c, bytes_splat(0x80)); }
+// acc[n] += sum over b of w[n][b] * i8 a[b], for the four bytes at `a`, from -127 to 127
+inline Int dot_codes(Int acc, Codes w, const int8_t* a) {
+    int32_t quad;
+    __builtin_memcpy(&quad, a, 4);
+    const __m256i splat = _mm256_set1_epi32(quad), ones = _mm256_set1_epi16(1);
+    const auto add = [&](__m256i sum, __m256i bytes) {
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), _mm256_sign_epi8(splat, bytes));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+    };
+    return {add(acc.lo, w.lo), add(acc.hi, w.hi)};
+}
+// the same for `a` from 0 to 127
+inline Int dot_weights(Int acc, Codes w, const int8_t* a) {
+    int32_t quad;
+    __builtin_memcpy(&quad, a, 4);
+    const __m256i splat = _mm256_set1_epi32(quad), ones = _mm256_set1_epi16(1);
+    const auto add = [&](__m256i sum, __m256i bytes) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(splat, bytes), ones));
+    };
+    return {add(acc.lo, w.lo), add(acc.hi, w.hi)};
+}

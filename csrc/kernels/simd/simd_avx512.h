@@ -145,3 +145,55 @@ inline void store_bf16(uint16_t* p, Float a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 #endif
 }
+
+// 16 bf16 to floats
+inline Float float_from_bf16(const uint8_t* p) {
+    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+}
+// lane i ^ kDistance
+template <int kDistance>
+inline Float float_swap(Float a) {
+    if constexpr (kDistance == 8) return _mm512_shuffle_f32x4(a, a, 0x4E);
+    if constexpr (kDistance == 4) return _mm512_shuffle_f32x4(a, a, 0xB1);
+    if constexpr (kDistance == 2) return _mm512_permute_ps(a, 0x4E);
+    if constexpr (kDistance == 1) return _mm512_permute_ps(a, 0xB1);
+}
+
+// Bytes c that stand for c - 128, as the two products below want them; their sums are too large by kCodeOffset
+// times the sum of the other factor.
+#ifdef TREADLE_VNNI
+inline constexpr int32_t kCodeOffset = 128;
+using Codes = __m512i;
+inline Codes codes(Bytes c) { return c; }
+// acc[n] += sum over b of w[n][b] * i8 a[b], for the four bytes at `a`, from -127 to 127
+inline Int dot_codes(Int acc, Codes w, const int8_t* a) { return dot_bytes<true>(acc, w, a); }
+// the same for `a` from 0 to 127
+inline Int dot_weights(Int acc, Codes w, const int8_t* a) { return dot_bytes<true>(acc, w, a); }
+#else
+inline constexpr int32_t kCodeOffset = 0;
+struct Codes {
+    __m512i value, magnitude;
+    __mmask64 negative;
+};
+inline Codes codes(Bytes c) {
+    const __m512i value = _mm512_xor_si512(c, _mm512_set1_epi8(static_cast<char>(0x80)));
+    return {value, _mm512_abs_epi8(value), _mm512_movepi8_mask(value)};
+}
+// acc[n] += sum over b of w[n][b] * i8 a[b], for the four bytes at `a`, from -127 to 127
+inline Int dot_codes(Int acc, const Codes& w, const int8_t* a) {
+    int32_t quad;
+    __builtin_memcpy(&quad, a, 4);
+    const __m512i splat = _mm512_set1_epi32(quad);
+    const __m512i factor = _mm512_mask_sub_epi8(splat, w.negative, _mm512_setzero_si512(), splat);
+    const __m512i pairs = _mm512_maddubs_epi16(w.magnitude, factor);
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+// the same for `a` from 0 to 127
+inline Int dot_weights(Int acc, const Codes& w, const int8_t* a) {
+    int32_t quad;
+    __builtin_memcpy(&quad, a, 4);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi32(quad), w.value);
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+#endif
