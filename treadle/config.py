@@ -149,6 +149,13 @@ class Config:
     kv_memory: int | None = setting(
         None, _size, "Memory for the KV cache, such as 512M or 4G. Default: planned from free memory.", "SIZE"
     )
+    kv_dtype: str = setting(
+        "bf16",
+        _one_of("bf16", "q8", "q4"),
+        "Numbers in the KV cache: bf16, or in about 8 or 4 bits, for longer contexts and faster decoding of "
+        "them.",
+        "bf16|q8|q4",
+    )
     target_itl: float = setting(
         0.1,
         _seconds,

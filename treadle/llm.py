@@ -95,6 +95,7 @@ class LLM:
     model: a .gguf file or a name that `treadle list` shows; None: the built-in SmolLM2-135M-Instruct.
     threads: worker threads; None: one per physical core that this process may use.
     context: tokens of prompt and answer together; None: what the model was trained for, at most 32768.
+    kv_dtype: numbers in the KV cache: "bf16", or "q8" or "q4", for longer contexts in the same memory.
     progress: called while the weights are packed with the share that is done, 0 to 1.
 
     Threads may share it: what they ask for advances together. Everything that touches the engine runs on one
@@ -110,6 +111,7 @@ class LLM:
         threads: int | None = None,
         context: int | None = None,
         *,
+        kv_dtype: str = "bf16",
         progress: Callable[[float], None] | None = None,
     ) -> None:
         if not isinstance(model, str | os.PathLike | None):
@@ -120,6 +122,8 @@ class LLM:
             threads = inputs.whole_number("threads", threads, 1)
         if context is not None:
             context = inputs.whole_number("context", context, 2)
+        if kv_dtype not in ("bf16", "q8", "q4"):
+            raise TreadleError(f"kv_dtype is {kv_dtype!r}; it must be 'bf16', 'q8' or 'q4'")
         machine.require_isa()
         from treadle.engine.load import LoadConfig, load_runner  # not above: the native module needs that CPU
         from treadle.weights.gguf import open_gguf
@@ -128,7 +132,7 @@ class LLM:
         self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
         self._preset = preset_for(self._tokenizer.name) or preset_for(Path(path).stem)
         self._runner: Runner | None = load_runner(
-            LoadConfig(path=path, threads=threads, context=context), progress
+            LoadConfig(path=path, threads=threads, context=context, kv_dtype=kv_dtype), progress
         )
         if self._runner.embeds:
             raise TreadleError(f"{path} makes embeddings; serve it with `treadle serve`, /v1/embeddings")

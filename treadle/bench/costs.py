@@ -36,8 +36,9 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
     kv_values: int  # numbers stored in the KV cache per token
     arithmetic: str  # "int8" or "float": what most of the operations are
 
-    def decode_seconds(self, batch: int, context: int, kv_bytes: int, limits: Limits) -> float:
-        """The fastest possible step of ``batch`` sequences with ``context`` tokens of KV each."""
+    def decode_seconds(self, batch: int, context: int, kv_bytes: float, limits: Limits) -> float:
+        """The fastest possible step of ``batch`` sequences with ``context`` tokens of KV each, in which a number
+        takes ``kv_bytes``."""
         reading = (self.weight_bytes + batch * context * self.kv_values * kv_bytes) / limits.bytes_per_s
         return max(reading, batch * (self.layer_ops + self.output_ops) / self._peak(limits))
 

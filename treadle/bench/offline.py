@@ -18,7 +18,7 @@ from treadle.engine.interfaces import StepRunner
 from treadle.engine.kv.pool import BLOCK
 from treadle.weights.gguf import open_gguf
 
-KV_BYTES = 2  # per number in the KV cache: bf16
+KV_BYTES = 2  # per number in a KV cache in bf16
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,17 @@ class OfflineReport(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     costs: ModelCosts
     results: list[Result]
+    kv_dtype: str = "bf16"
 
 
 class OfflineBench:
     """Runs cases on one loaded model."""
 
-    def __init__(self, runner: StepRunner, costs: ModelCosts, limits: Limits) -> None:
-        self._runner, self._costs, self._limits = runner, costs, limits
+    def __init__(
+        self, runner: StepRunner, costs: ModelCosts, limits: Limits, kv_bytes: float = KV_BYTES
+    ) -> None:
+        """``kv_bytes``: what a number in the KV cache takes."""
+        self._runner, self._costs, self._limits, self._kv_bytes = runner, costs, limits, kv_bytes
         self._ids = np.random.default_rng(0).integers(0, runner.vocab_size, runner.max_tokens + 1, np.int32)
 
     def run(self, plan: OfflinePlan, progress: Callable[[Result], None]) -> list[Result]:
@@ -123,7 +127,7 @@ class OfflineBench:
         for slot in range(batch if context else 0):
             self._prefill(slot, context)
         seconds = [self._decode(batch, context + step) for step in range(steps + 1)][1:]  # the first warms up
-        limit = batch / self._costs.decode_seconds(batch, context, KV_BYTES, self._limits)
+        limit = batch / self._costs.decode_seconds(batch, context, self._kv_bytes, self._limits)
         return self._result("decode", context, batch, [batch / s for s in seconds], limit)
 
     def _result(self, case: str, tokens: int, batch: int, rates: list[float], limit: float) -> Result:
@@ -172,7 +176,11 @@ class OfflineBench:
 
 
 def measure_offline(
-    path: Path, threads: int | None, plan: OfflinePlan, progress: Callable[[Result], None]
+    path: Path,
+    threads: int | None,
+    plan: OfflinePlan,
+    progress: Callable[[Result], None],
+    kv_dtype: str = "bf16",
 ) -> OfflineReport:
     """Measures the machine, loads the model and runs the plan. ``threads`` None: the runner's own choice."""
     from treadle.engine.runner import Runner, RunnerConfig  # not above: cases run on any StepRunner
@@ -183,13 +191,21 @@ def measure_offline(
         threads=threads,
         context=context,
         kv_memory=max(plan.tokens_needed(), -(-context // BLOCK) * BLOCK) * costs.kv_values * KV_BYTES,
+        kv_dtype=kv_dtype,
         max_sequences=max([1, *plan.batches]),
     )
     runner = Runner(open_gguf(path), frozenset(), config)
     limits = limits_of(measure_machine(runner.threads))
-    bench = OfflineBench(runner, costs, limits)
+    bench = OfflineBench(runner, costs, limits, runner.kv_token_bytes / costs.kv_values)
     results = bench.run(plan, progress)
-    return OfflineReport(model=str(path), threads=runner.threads, limits=limits, costs=costs, results=results)
+    return OfflineReport(
+        model=str(path),
+        threads=runner.threads,
+        limits=limits,
+        costs=costs,
+        results=results,
+        kv_dtype=kv_dtype,
+    )
 
 
 def result_line(result: Result) -> str:

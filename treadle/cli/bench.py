@@ -114,8 +114,15 @@ def kernel(model: Path, threads: int | None, rows: tuple[int, ...], as_json: boo
 @click.option("--cross", is_flag=True, help="Run every batch at every context.")
 @click.option("--steps", type=click.IntRange(2), default=32, show_default=True, help="Decode steps per case.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Prefills per case.")
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["bf16", "q8", "q4"]),
+    default="bf16",
+    show_default=True,
+    help="Numbers in the KV cache.",
+)
 @json_option
-def offline(model: str | None, threads: int | None, as_json: bool, **cases: Any) -> None:
+def offline(model: str | None, threads: int | None, kv_dtype: str, as_json: bool, **cases: Any) -> None:
     """Prefill and decode token/s of MODEL, and their share of what this machine allows.
 
     MODEL is a .gguf file or a name known to `treadle list`; without it the built-in model is measured.
@@ -127,7 +134,9 @@ def offline(model: str | None, threads: int | None, as_json: bool, **cases: Any)
         cases["prefill"], cases["context"], cases["batch"], cases["cross"], cases["steps"], cases["repeats"]
     )
     path = Path(hub.resolve(model))
-    report = measure_offline(path, threads, plan, lambda result: click.echo(result_line(result), err=True))
+    report = measure_offline(
+        path, threads, plan, lambda result: click.echo(result_line(result), err=True), kv_dtype
+    )
     if as_json:
         _print_json(report)
     else:

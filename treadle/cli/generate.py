@@ -28,7 +28,7 @@ from treadle.core import TreadleError
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per prompt with counts and times."
 )
-@settings("threads", "context")
+@settings("threads", "context", "kv_dtype")
 @config_option
 def command(
     model: str | None,

@@ -64,6 +64,7 @@ def load_config(config: Config, path: Path) -> LoadConfig:
         threads=config.threads,
         context=config.context,
         kv_memory=config.kv_memory,
+        kv_dtype=config.kv_dtype,
         target_itl=config.target_itl,
         max_queue=config.max_queue,
         speculation=config.speculation == "on",

@@ -19,5 +19,6 @@ def loaded(config: Config) -> LLM:
             next(iter(config.model), None),
             threads=config.threads,
             context=config.context,
+            kv_dtype=config.kv_dtype,
             progress=lambda share: bar.update(task, completed=share),
         )

@@ -26,8 +26,8 @@ FIRST_QUESTION = "What is the capital of France?"
 
 @click.command()
 @click.argument("model", metavar="[[NAME=]MODEL]...", nargs=-1)
-@settings("host", "port", "api_key", "threads", "cpu_share", "context", "kv_memory", "target_itl")
-@settings("idle_unload", "load_timeout", "engine_timeout")
+@settings("host", "port", "api_key", "threads", "cpu_share", "context", "kv_memory", "kv_dtype")
+@settings("target_itl", "idle_unload", "load_timeout", "engine_timeout")
 @settings(
     "max_queue",
     "speculation",

@@ -24,6 +24,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     context: int | None = None
     kv_memory: int | None = None
+    kv_dtype: str = "bf16"
     target_itl: float = 0.1
     max_queue: int = 256
     speculation: bool = True
@@ -36,6 +37,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
             threads=self.threads,
             context=self.context,
             kv_memory=self.kv_memory,
+            kv_dtype=self.kv_dtype,
             memory=self.memory,
             pinned=self.pinned,
         )

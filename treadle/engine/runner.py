@@ -36,6 +36,7 @@ class RunnerConfig:
     threads: int | None = None  # None: one per usable physical core
     context: int | None = None  # tokens per sequence; None: what the model was trained for, at most 32768
     kv_memory: int | None = None  # bytes of KV cache; None: see `cache_blocks`
+    kv_dtype: str = "bf16"  # of the KV cache: bf16, q8 or q4 (csrc/kernels/attention/attention.h)
     memory: int | None = None  # bytes for weights and KV cache together; None: what is available
     pinned: bool = True  # to one core each; else the system may move the threads among these cores
     max_sequences: int = 64  # decoded together
@@ -82,6 +83,7 @@ class Runner:
             self.max_sequences,
             self.num_blocks,
             two_bytes=sum(math.prod(file.tensor(name).shape) for name in file.tensor_names) < TWO_BYTES_BELOW,
+            kv_dtype=config.kv_dtype,
         )
         self.embeds = embeds(file)
         graph = Graph(self._program, weights, model, self.embeds)
@@ -96,7 +98,7 @@ class Runner:
         self.weight_bytes = weights.packed_bytes
         output = "output.weight" if "output.weight" in weights else "token_embd.weight"
         self._output_bytes = 0 if self.embeds else weights.matrix(output).nbytes
-        self._token_bytes = _block_bytes(model) // BLOCK
+        self.kv_token_bytes = self._program.block_bytes / BLOCK  # of the KV cache, in all layers
         self.cache_bytes = self._program.cache_bytes
         self.eos_ids = eos_ids
         self.vocab_size = int(file.tensor("token_embd.weight").shape[0])
@@ -111,7 +113,7 @@ class Runner:
     def step_bytes(self, query_lens: Ids, past_lens: Ids, logits_rows: Ids, /) -> int:
         """See StepRunner.step_bytes."""
         weights = self.weight_bytes if len(logits_rows) else self.weight_bytes - self._output_bytes
-        return weights + self._token_bytes * int(query_lens.sum() + past_lens.sum())
+        return weights + int(self.kv_token_bytes * (query_lens.sum() + past_lens.sum()))
 
     def measure_read_limit(self) -> float:
         """Bytes per second at which the workers read memory: the limit of every step. Takes about 0.2 s."""
@@ -177,12 +179,15 @@ def context_of(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) ->
 
 def least_memory(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) -> int:
     """Bytes without which `cache_blocks` refuses: weights, and one context or the given size of KV cache."""
-    context = -(-context_of(file, model, config) // BLOCK) * _block_bytes(model)
+    context = -(-context_of(file, model, config) // BLOCK) * _block_bytes(file, model, config)
     return _weight_bytes(file) + max(context, config.kv_memory or 0)
 
 
-def _block_bytes(model: ModelConfig) -> int:
-    return model.layers * 2 * model.kv_heads * model.head_dim * 2 * BLOCK
+def _block_bytes(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) -> int:
+    try:
+        return model.layers * _native.kv_block_bytes(config.kv_dtype, model.kv_heads, model.head_dim)
+    except ValueError as error:
+        raise TreadleError(f"{file.path}: {error}") from None
 
 
 def _weight_bytes(file: GgufModelFile) -> int:
@@ -196,7 +201,7 @@ def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: 
     after the weights, whichever is less; never under one full context. Memory is taken from the system only
     as blocks are used.
     """
-    block_bytes = _block_bytes(model)
+    block_bytes = _block_bytes(file, model, config)
     least = -(-context // BLOCK)
     weights = _weight_bytes(file)
     available = min(machine.available_memory(), config.memory or sys.maxsize)
