@@ -156,6 +156,10 @@ class Config:
         "them.",
         "bf16|q8|q4",
     )
+    kv_spill: str | None = setting(
+        None, _text, "Folder in which the KV of prompts is kept over restarts. Default: none.", "DIR"
+    )
+    kv_spill_size: int = setting(10 * 2**30, _size, "Most that --kv-spill may take; the oldest goes.", "SIZE")
     target_itl: float = setting(
         0.1,
         _seconds,

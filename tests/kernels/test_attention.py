@@ -37,7 +37,7 @@ def rotated(x: Floats) -> Floats:
 
 
 def quantised(x: Floats, kv: str) -> tuple[Floats, Floats]:
-    """What a cache keeps of heads [n, dim]: whole codes [n, dim], and a bf16 scale [n, 1] that is rounded up."""
+    """What a cache keeps of heads [n, dim]: whole codes [n, dim], and a bf16 scale [n, 1], rounded up."""
     turned = rotated(np.ascontiguousarray(x)).reshape(x.shape)
     divisor = np.float32(1 / 127 if kv == "q8" else 1 / 16)
     wanted = np.abs(turned).max(1, keepdims=True) * divisor

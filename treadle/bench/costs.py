@@ -37,8 +37,10 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: str  # "int8" or "float": what most of the operations are
 
     def decode_seconds(self, batch: int, context: int, kv_bytes: float, limits: Limits) -> float:
-        """The fastest possible step of ``batch`` sequences with ``context`` tokens of KV each, in which a number
-        takes ``kv_bytes``."""
+        """The fastest possible step of ``batch`` sequences with ``context`` tokens of KV each.
+
+        ``kv_bytes``: what a number in the KV cache takes.
+        """
         reading = (self.weight_bytes + batch * context * self.kv_values * kv_bytes) / limits.bytes_per_s
         return max(reading, batch * (self.layer_ops + self.output_ops) / self._peak(limits))
 

@@ -65,6 +65,8 @@ def load_config(config: Config, path: Path) -> LoadConfig:
         context=config.context,
         kv_memory=config.kv_memory,
         kv_dtype=config.kv_dtype,
+        kv_spill=config.kv_spill,
+        kv_spill_size=config.kv_spill_size,
         target_itl=config.target_itl,
         max_queue=config.max_queue,
         speculation=config.speculation == "on",

@@ -14,6 +14,7 @@ from treadle.core import Output, Request, TokenLogprobs
 from treadle.engine.batch import Batch, Turn
 from treadle.engine.interfaces import BadRequest, SampleResult, StepRunner
 from treadle.engine.kv.pool import blocks_for
+from treadle.engine.kv.spill import Spill
 from treadle.engine.scheduler import Scheduler
 from treadle.engine.sequence import join_outputs
 
@@ -71,8 +72,14 @@ class Engine:
     """Drives a runner. Not thread-safe."""
 
     def __init__(
-        self, runner: StepRunner, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
+        self,
+        runner: StepRunner,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.perf_counter,
+        spill: Spill | None = None,
     ) -> None:
+        """``spill``: where KV blocks outlive the engine; closed with it."""
+        self._spill = spill
         self._runner = runner
         self._clock = clock
         self._scheduler = Scheduler(
@@ -80,6 +87,7 @@ class Engine:
             target_itl=config.target_itl,
             max_queue=config.max_queue,
             speculation=config.speculation,
+            spill=spill,
             clock=clock,
         )
         self._ended: list[Output] = []  # last outputs that no step has returned yet
@@ -239,6 +247,11 @@ class Engine:
             yield 0
         finally:
             cache.release(blocks)
+
+    def close(self) -> None:
+        """Write to disk what is still to be written there."""
+        if self._spill is not None:
+            self._spill.close()
 
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots, queues and counts add up. For idle moments and tests."""

@@ -10,6 +10,7 @@ import msgspec
 from treadle.core import TreadleError
 from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.grammar import Grammars
+from treadle.engine.kv.spill import Spill, model_identity
 from treadle.engine.runner import Runner, RunnerConfig, context_of, least_memory
 from treadle.models import builder
 from treadle.models.config import embeds, read_config
@@ -25,6 +26,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None
     kv_memory: int | None = None
     kv_dtype: str = "bf16"
+    kv_spill: str | None = None  # folder; None: none
+    kv_spill_size: int = 0
     target_itl: float = 0.1
     max_queue: int = 256
     speculation: bool = True
@@ -103,6 +106,10 @@ def embedding_rows(file: GgufModelFile) -> int:
 def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine:
     """The loader of engine processes, see treadle.engine.process."""
     runner = load_runner(config, progress)
+    spill = None
+    if config.kv_spill is not None:
+        identity = model_identity(open_gguf(Path(config.path)), config.kv_dtype, runner.isa)
+        spill = Spill(Path(config.kv_spill), config.kv_spill_size, identity, runner.blocks)
     return Engine(
         runner,
         EngineConfig(
@@ -111,4 +118,5 @@ def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine
             speculation=config.speculation and not runner.embeds,
             read_limit=runner.measure_read_limit(),
         ),
+        spill=spill,
     )

@@ -4,11 +4,13 @@
   wait until those blocks are in the prefix cache, so that ``n`` answers cost one prefill.
 - A request gets a slot when there are blocks for its whole prompt. If there are none, it may displace others
   of worse priority, or of a user who runs at least two more than its own.
+- What is on disk of a prompt (treadle.engine.kv.spill) is loaded before it is read.
 - Who is displaced gives its blocks back, waits, and is recomputed from what the prefix cache kept of them.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Callable
 from operator import attrgetter
@@ -16,6 +18,7 @@ from operator import attrgetter
 from treadle.engine.interfaces import StepRunner
 from treadle.engine.kv.pool import BLOCK, BlockPool, blocks_for
 from treadle.engine.kv.prefix import PrefixCache
+from treadle.engine.kv.spill import Spill
 from treadle.engine.sequence import Sequence, User
 
 _ORDER = attrgetter("order")
@@ -25,9 +28,10 @@ _LOOKAHEAD = 32  # waiting requests per user that are looked at for one that nee
 class Places:
     """Gives sequences a slot and blocks, and keeps the runner's block tables in step."""
 
-    def __init__(self, runner: StepRunner, clock: Callable[[], float]) -> None:
+    def __init__(self, runner: StepRunner, clock: Callable[[], float], spill: Spill | None) -> None:
         self._tables = runner.tables
         self._clock = clock
+        self._spill = spill
         self._pool = BlockPool(runner.num_blocks)
         self.cache = PrefixCache(self._pool)
         self.running: list[Sequence] = []  # in order; each has a slot
@@ -150,6 +154,57 @@ class Places:
         self.waiting -= 1
         sequence.user.running += 1
         insort(self.running, sequence, key=_ORDER)
+        if self._spill is not None:
+            since = self._since(sequence)
+            self._spill.used(sequence.hashes, since)
+            for i, block in enumerate(matched):
+                self._spill.store(sequence.hashes[i], i, block, since)
+            sequence.restoring = self._on_disk(sequence)
+
+    def _since(self, sequence: Sequence) -> float:
+        """When the sequence was first scheduled, as time.time says it."""
+        return time.time() - (self._clock() - sequence.scheduled)
+
+    def _on_disk(self, sequence: Sequence) -> bool:
+        """Whether the block that the sequence needs next is on disk, and is not needed for logits."""
+        i = len(sequence.blocks)
+        limit = (len(sequence.tokens) - 1) // BLOCK
+        return self._spill is not None and i < limit and sequence.hashes[i] in self._spill
+
+    def restore(self, seconds: float) -> None:
+        """Load what is on disk of prompts: all of it, or for that long if others are running."""
+        restoring = [sequence for sequence in self.running if sequence.restoring]
+        end = self._clock() + seconds if len(restoring) < len(self.running) else None
+        for sequence in restoring:
+            while sequence.restoring and (end is None or self._clock() < end):
+                sequence.restoring = self._load_block(sequence) and self._on_disk(sequence)
+
+    def _load_block(self, sequence: Sequence) -> bool:
+        """Load the next block of a prompt, unless the prefix cache has it by now."""
+        assert self._spill is not None
+        if not self.cache.available:
+            return False
+        i = len(sequence.blocks)
+        name = sequence.hashes[i]
+        known = self.cache.match([name], 1)
+        if known:
+            self.cache.hold(known)
+            block = known[0]
+        else:
+            block = self.cache.allocate()
+            if not self._spill.load(name, block):
+                self.cache.release([block])
+                self._spill.forget(sequence.hashes[i:])
+                return False
+            self.cache.register(name, sequence.parent_hash(i), block)
+        self._tables[sequence.slot, i] = block
+        sequence.blocks.append(block)
+        sequence.registered = i + 1
+        sequence.computed = sequence.registered * BLOCK
+        if not sequence.first_token:
+            sequence.cached = max(sequence.cached or 0, sequence.computed)
+        self._reading.discard(name)
+        return True
 
     def preempt(self, sequence: Sequence) -> None:
         """Take slot and blocks away; the sequence waits and is recomputed."""
@@ -166,6 +221,7 @@ class Places:
         sequence.slot = -1
         sequence.blocks = []
         sequence.registered = sequence.computed = 0
+        sequence.restoring = False
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
         """Take blocks for that many more tokens; returns for how many there are some."""
@@ -191,6 +247,8 @@ class Places:
             if block != sequence.blocks[i]:
                 sequence.blocks[i] = block
                 self._tables[sequence.slot, i] = block
+            if self._spill is not None:
+                self._spill.store(name, i, block, self._since(sequence))
         sequence.registered = full
 
     def check(self) -> None:

@@ -162,6 +162,7 @@ def main(address: str, loader: str) -> int:
             return 1
         connection.send(Ready(engine.info))
         serve(connection, engine, message.manners)
+        engine.close()
         return 0
     finally:
         connection.close()

@@ -16,6 +16,7 @@ from treadle.core import Request, TreadleError
 from treadle.engine.grammar import Grammars, GuidedState, is_guided, settle
 from treadle.engine.interfaces import Ids, SampleResult
 from treadle.engine.kv.pool import BLOCK
+from treadle.engine.kv.spill import BlockStore
 from treadle.models import builder
 from treadle.models.config import ModelConfig, embeds, read_config
 from treadle.models.graph import Graph
@@ -105,6 +106,11 @@ class Runner:
         self.tables: Ids = np.zeros((self.max_sequences, -(-self.context // BLOCK)), np.int32)
         self._sampler = _native.Sampler(self.vocab_size)
         self._grammars = grammars
+
+    @property
+    def blocks(self) -> BlockStore:
+        """The content of the KV blocks."""
+        return self._program
 
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:
         """See StepRunner.run."""

@@ -19,9 +19,12 @@ from treadle.engine.batch import Batch
 from treadle.engine.budget import Budget
 from treadle.engine.interfaces import Admission, BadRequest, StepRunner, check_request
 from treadle.engine.kv.pool import BLOCK
+from treadle.engine.kv.spill import Spill
 from treadle.engine.places import Places
 from treadle.engine.sequence import Sequence
 from treadle.engine.spec.drafter import Drafter
+
+_RESTORING = 0.02  # seconds per step that loading a prompt's KV from disk may take from running requests
 
 
 class Scheduler:
@@ -34,12 +37,13 @@ class Scheduler:
         target_itl: float,
         max_queue: int,
         speculation: bool,
+        spill: Spill | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert runner.max_tokens > runner.max_sequences, "a step must hold all decodes and some prefill"
         self._runner = runner
         self._clock = clock
-        self.places = Places(runner, clock)
+        self.places = Places(runner, clock, spill)
         self.cache = self.places.cache
         self.budget = Budget(runner.max_tokens, runner.max_sequences, target_itl)
         self._drafter = Drafter(runner.max_sequences) if speculation else None
@@ -123,8 +127,11 @@ class Scheduler:
         self.places.admit()
         if not self.running:
             return None
+        self.places.restore(_RESTORING)
         decodes = self._grow_decodes()
         chunks = self._plan_prefill(len(decodes))
+        if not decodes and not chunks:
+            return None  # every prompt waits for more of itself from disk
         self._batch.fill(decodes, chunks, self._draft(decodes))
         return self._batch
 
@@ -198,7 +205,9 @@ class Scheduler:
 
     def _plan_prefill(self, decodes: int) -> dict[Sequence, int]:
         """Tokens to read of each prompt in this step, with blocks for them."""
-        while prompts := [sequence for sequence in self.running if sequence.pending > 1]:
+        while prompts := [
+            sequence for sequence in self.running if sequence.pending > 1 and not sequence.restoring
+        ]:
             chunks = self._split(prompts, self.budget.prefill_tokens(decodes))
             if chunks or decodes:
                 return chunks

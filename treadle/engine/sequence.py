@@ -28,7 +28,7 @@ class Sequence:
 
     __slots__ = (
         "arrived", "blocks", "cached", "computed", "first_token", "hashes", "limit", "lookup", "order",
-        "registered", "request", "scheduled", "slot", "state", "stop_ids", "tokens", "user",
+        "registered", "request", "restoring", "scheduled", "slot", "state", "stop_ids", "tokens", "user",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,7 @@ class Sequence:
         self.computed = 0  # tokens whose KV is in the blocks
         self.hashes: list[bytes] = []  # names of full blocks, as far as they were needed
         self.registered = 0  # leading blocks that the prefix cache knows
+        self.restoring = False  # while blocks of its prompt are loaded from disk
         self.cached: int | None = None  # prompt tokens found in the prefix cache when first scheduled
         self.lookup: Lookup | None = None  # guesses of its next tokens, if it may be speculated
         self.arrived = now

@@ -3,17 +3,17 @@
 #include "kernels/simd/exp.h"
 #include "kernels/attention/quantised_simd.h"
 
-// Rows computed together: 8 rows x 2 vectors of scores, or 6 x 4 vectors of values, fit 32 registers.
+// Rows of scores computed together: 8 rows x 2 vectors fit 32 registers.
 inline constexpr int kScoreRows = 8;
-inline constexpr int kValueRows = 6;  // of codes too: 6 x 2 vectors x 2 parts of the weights
 
-// scores[r][0..32) = query r . keys of one block, times scale
+// scores[r][0..32) = query r . keys of one block, times scale; the next block is `next` bytes away
 template <int kRows>
-void score_pairs(const AttentionSplit& a, int first, const uint8_t* block, float* scores) {
+void score_pairs(const AttentionSplit& a, int first, const uint8_t* block, int64_t next, float* scores) {
     Float acc[kRows][2];
     for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = float_zero();
     for (int pair = 0; pair < a.head_dim / 2; ++pair) {
         const uint8_t* at = block + pair * 4 * kBlock;
+        if (first == 0) fetch_ahead(at, int64_t{2} * kBlock * a.head_dim, next);
         const Bytes low = bytes_load(at), high = bytes_load(at + 64);
         for (int r = 0; r < kRows; ++r) {
             uint32_t q;
@@ -62,13 +62,14 @@ void value_pairs(const AttentionSplit& a, int d, int tokens, const uint8_t* cons
 
 struct PairCache {
     using Weights = PairWeights;
+    static constexpr int kValueRows = 6;  // x 4 vectors fit 32 registers
     struct Step {
         void add(int, const AttentionSplit&, const uint8_t*, int) {}
     };
 
     template <int kRows>
-    static void score(const AttentionSplit& a, int first, const uint8_t* block, float* scores) {
-        score_pairs<kRows>(a, first, block, scores);
+    static void score(const AttentionSplit& a, int first, const uint8_t* block, int64_t next, float* scores) {
+        score_pairs<kRows>(a, first, block, next, scores);
     }
     static void weigh(PairWeights& weights, const float* from, const Step&, int count) {
         for (int i = 0; i < count; i += 16) store_bf16(weights.p + i, float_load(from + i));
@@ -110,11 +111,15 @@ void attention_split(const AttentionSplit& a) {
         const uint8_t* values[kAttentionStep / kBlock];
         for (int b = 0; b < blocks; ++b) {
             const uint8_t* block = a.cache + a.table[key / kBlock + b] * a.block_stride;
+            const int64_t next =
+                key + (b + 1) * kBlock < a.end
+                    ? (a.table[key / kBlock + b + 1] - a.table[key / kBlock + b]) * a.block_stride
+                    : 0;
             values[b] = Cache::values(block, a.head_dim);
             step.add(b, a, block, tokens - b * kBlock);
             for (int r = 0; r < a.rows; r += kScoreRows)
                 with_rows<kScoreRows>(a.rows - r, [&](auto rows) {
-                    Cache::template score<rows>(a, r, block, &scores[r][b * kBlock]);
+                    Cache::template score<rows>(a, r, block, next, &scores[r][b * kBlock]);
                 });
         }
         for (int r = 0; r < a.rows; ++r) {
@@ -143,8 +148,8 @@ void attention_split(const AttentionSplit& a) {
                     float_store(out + d, float_mul(float_load(out + d), shrink));
             }
         }
-        for (int r = 0; r < a.rows; r += kValueRows)
-            with_rows<kValueRows>(a.rows - r, [&](auto rows) {
+        for (int r = 0; r < a.rows; r += Cache::kValueRows)
+            with_rows<Cache::kValueRows>(a.rows - r, [&](auto rows) {
                 Cache::template add_values<rows>(a, tokens, values, weights + r,
                                                  a.out + static_cast<int64_t>(r) * a.head_dim);
             });

@@ -1,5 +1,14 @@
 // The q8 and q4 caches for any SIMD header. Included by attention_simd.h.
 
+// Reads ahead, into L2, while the keys at `at` are read: the values of their block, and the next block's
+// keys. Blocks lie anywhere, and are too short for the hardware to notice in time.
+inline void fetch_ahead(const uint8_t* at, int64_t values, int64_t next) {
+    __builtin_prefetch(at + values, 0, 2);
+    __builtin_prefetch(at + values + 64, 0, 2);
+    __builtin_prefetch(at + next, 0, 2);
+    __builtin_prefetch(at + next + 64, 0, 2);
+}
+
 // What codes are off by in sums of products. The q8 codes of dot_codes are off by kCodeOffset, of q4 codes
 // twice the sum is taken: 2 code - 15.
 template <int kBits>
@@ -10,6 +19,9 @@ inline Int without_offset(Int sum, Int start) {
     return int_add(kBits == 8 ? sum : int_shift_left<1>(sum), start);
 }
 
+// Sum of the lanes, which must stay below 2^24.
+inline int32_t exact_sum_of(Int a) { return static_cast<int32_t>(float_sum_of(to_float(a))); }
+
 // Bytes of the codes of a block's keys, or values.
 template <int kBits>
 inline int64_t code_bytes(int head_dim) {
@@ -18,13 +30,14 @@ inline int64_t code_bytes(int head_dim) {
 
 // scores[r][0..32) = query r . keys of one block, times scale
 template <int kBits, int kRows>
-void score_codes(const AttentionSplit& a, int first, const uint8_t* block, float* scores) {
+void score_codes(const AttentionSplit& a, int first, const uint8_t* block, int64_t next, float* scores) {
     constexpr int kTogether = 32 / kBits;  // dimensions per 32-bit lane
     const Bytes nibble = bytes_splat(0x0F);
     Int acc[kRows][2];
     for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = int_zero();
     for (int d = 0; d < a.head_dim; d += kTogether) {
         const uint8_t* at = block + d / kTogether * 4 * kBlock;
+        if (first == 0) fetch_ahead(at, code_bytes<kBits>(a.head_dim), next);
         const Bytes low = bytes_load(at), high = bytes_load(at + 64);
         if constexpr (kBits == 8) {
             const Codes tokens[2] = {codes(low), codes(high)};
@@ -88,8 +101,8 @@ struct CodeWeights {
             store_i8(high + i, upper);
             store_i8(low + i, lower);
         }
-        start_high = kStart<kBits> * int_sum_of(sum_high);
-        start_low = kStart<kBits> * int_sum_of(sum_low);
+        start_high = kStart<kBits> * exact_sum_of(sum_high);
+        start_low = kStart<kBits> * exact_sum_of(sum_low);
     }
 };
 
@@ -139,10 +152,11 @@ void value_codes(const AttentionSplit& a, int d, int tokens, const uint8_t* cons
 template <int kBits>
 struct CodeCache {
     using Weights = CodeWeights;
+    static constexpr int kValueRows = 3;  // x 2 vectors x 2 parts; with 6 rows GCC moves sums to the stack
 
     template <int kRows>
-    static void score(const AttentionSplit& a, int first, const uint8_t* block, float* scores) {
-        score_codes<kBits, kRows>(a, first, block, scores);
+    static void score(const AttentionSplit& a, int first, const uint8_t* block, int64_t next, float* scores) {
+        score_codes<kBits, kRows>(a, first, block, next, scores);
     }
 
     // Scales of the values of a step.
@@ -237,7 +251,7 @@ void query_codes(const float* query, int head_dim, uint8_t* out) {
         sum = int_add(sum, code);
         store_i8(reinterpret_cast<int8_t*>(out) + d, code);
     }
-    const QueryScale scale{most / 127.0f, kStart<kBits> * int_sum_of(sum)};
+    const QueryScale scale{most / 127.0f, kStart<kBits> * exact_sum_of(sum)};
     __builtin_memcpy(out + head_dim, &scale, sizeof scale);
 }
 
