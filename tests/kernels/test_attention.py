@@ -99,9 +99,16 @@ def random(rows: int, dim: int, tokens: int) -> tuple[Floats, Floats, Floats]:
 
 
 @ISAS
-@KV
 @pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (7, 33), (32, 128), (3, 301), (13, 512), (6, 1101)])
+@pytest.mark.parametrize(
+    ("kv", "rows", "tokens"),
+    [
+        ("bf16", 1, 1), ("bf16", 7, 33), ("bf16", 32, 128), ("bf16", 3, 301), ("bf16", 13, 512),
+        ("bf16", 6, 1101),
+        ("q8", 1, 1), ("q8", 32, 128), ("q8", 13, 301), ("q8", 2, 1101),
+        ("q4", 1, 1), ("q4", 32, 128), ("q4", 13, 301), ("q4", 2, 1101),
+    ],
+)  # fmt: skip
 def test_attention(isa: str, kv: str, dim: int, rows: int, tokens: int) -> None:
     query, keys, values = random(rows, dim, tokens)
     if kv == "q4" and dim % 32:
@@ -154,11 +161,14 @@ def test_what_another_sequence_left_in_a_block_has_no_effect(
 
 
 @ISAS
-@KV
 @pytest.mark.parametrize(
-    ("heads", "kv_heads"),
-    [(1, 1), (2, 1), (6, 2), (5, 1), (7, 1), (8, 2), (14, 2), (12, 1), (16, 1), (32, 1)],
-)
+    ("kv", "heads", "kv_heads"),
+    [
+        ("bf16", 1, 1), ("bf16", 2, 1), ("bf16", 6, 2), ("bf16", 5, 1), ("bf16", 7, 1), ("bf16", 8, 2),
+        ("bf16", 14, 2), ("bf16", 12, 1), ("bf16", 16, 1), ("bf16", 32, 1),
+        ("q8", 7, 1), ("q8", 8, 2), ("q4", 7, 1), ("q4", 8, 2),
+    ],
+)  # fmt: skip
 def test_groups_of_heads_in_a_program(isa: str, kv: str, heads: int, kv_heads: int) -> None:
     """A prompt in odd chunks, then single tokens beyond one split, beside a second sequence."""
     dim, tokens = 32, 600
