@@ -17,7 +17,12 @@ FLAGS = [
 ]  # fmt: skip
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd"]
 BF16 = [*AVX512, "-mavx512vnni", "-mavx512bf16"]
-LEVELS = {"avx512": AVX512, "bf16": BF16, "amx": [*BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"]}
+LEVELS = {
+    "avx512": AVX512,
+    "vnni": [*AVX512, "-mavx512vnni"],
+    "bf16": BF16,
+    "amx": [*BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
+}
 # The linear kernels take minutes to compile with sanitizers: those in tests/native are of fewer rows, and of
 # the levels avx2 and bf16 only. AddressSanitizer must know where memory ends, so it comes from the heap.
 REPLACED = {

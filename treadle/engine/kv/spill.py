@@ -92,9 +92,8 @@ class Spill:
             for path in (folder, self._home):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check_owner()
-            for name in os.listdir(self._home):  # left behind by an engine that died
-                if name.startswith("."):
-                    (self._home / name).unlink(missing_ok=True)
+            for part in self._home.glob(".*"):  # left behind by an engine that died
+                part.unlink(missing_ok=True)
         except OSError as error:
             raise TreadleError(f"--kv-spill: {folder} cannot be used: {error.strerror}") from None
         self._total = 0
@@ -184,7 +183,8 @@ class Spill:
             self._make_room(size)
         part = self._home / f".{os.getpid()}"
         try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            part.touch(0o600)
+            with part.open("wb") as file:
                 file.write(self._header(name, content))
                 file.write(content.data)
             os.utime(part, (used, used))
