@@ -1,4 +1,4 @@
-"""Conversations of many turns with a reasoning model: what was computed is used again, after a restart too."""
+"""Conversations of many turns with a reasoning model: what was computed is used again, over restarts too."""
 
 from __future__ import annotations
 

@@ -163,7 +163,6 @@ class Spill:
     # ------------------------------------------------------------------ the thread
 
     def _write_all(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while (job := self._waiting.get()) is not None:
             name, content, used = job
             try:
