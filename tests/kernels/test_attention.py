@@ -54,7 +54,8 @@ def turned_back(x: Doubles) -> Doubles:
     matrix = np.array([[1.0]])
     while len(matrix) < width:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return (x.reshape(-1, width) @ matrix / np.sqrt(width)).reshape(x.shape)
+    back: Doubles = x.reshape(-1, width) @ matrix / np.sqrt(width)
+    return back.reshape(x.shape)
 
 
 def exact_attention(
