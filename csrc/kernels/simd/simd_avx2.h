@@ -213,8 +213,8 @@ inline Float float_swap(Float a) {
     if constexpr (kDistance == 1) return {_mm256_permute_ps(a.lo, 0xB1), _mm256_permute_ps(a.hi, 0xB1)};
 }
 
-// Bytes c that stand for c - 128, as the two products below want them; their sums are too large by kCodeOffset
-// times the sum of the other factor.
+// Bytes c that stand for c - 128, as the two products below want them; their sums are too large by
+// kCodeOffset times the sum of the other factor.
 inline constexpr int32_t kCodeOffset = 0;
 using Codes = Int;
 inline Codes codes(Bytes c) { return bytes_xor(c, bytes_splat(0x80)); }

@@ -160,8 +160,8 @@ inline Float float_swap(Float a) {
     if constexpr (kDistance == 1) return _mm512_permute_ps(a, 0xB1);
 }
 
-// Bytes c that stand for c - 128, as the two products below want them; their sums are too large by kCodeOffset
-// times the sum of the other factor.
+// Bytes c that stand for c - 128, as the two products below want them; their sums are too large by
+// kCodeOffset times the sum of the other factor.
 #ifdef TREADLE_VNNI
 inline constexpr int32_t kCodeOffset = 128;
 using Codes = __m512i;
