@@ -109,7 +109,9 @@ def test_ctrl_c_stops_an_answer_and_bye_ends() -> None:
         terminal.type("\x03")
         stopped = terminal.wait_for(">>> ")
         assert len(stopped) < 4000  # the whole answer has more than 30000 characters
-        terminal.type("half a ques\x03")
+        terminal.type("half a ques")
+        terminal.wait_for("half a ques")
+        terminal.type("\x03")
         terminal.wait_for(">>> ")
         terminal.type("What is the capital of France?\n")
         assert "Paris" in terminal.wait_for("France\\?\r\n.*>>> ")

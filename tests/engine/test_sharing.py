@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -54,11 +55,12 @@ def busy(tmp_path: Path) -> Iterator[None]:
     file = tmp_path / "pid"
     load = f"import os\nopen({str(file)!r}, 'w').write(str(os.getpid()))\nfor _ in range(2): os.fork()\n"
     load += "while True: pass"
-    subprocess.run(["setsid", "-f", "timeout", "30", sys.executable, "-c", load], check=True)
+    subprocess.run(["setsid", "-f", "timeout", "120", sys.executable, "-c", load], check=True)
     while not (file.exists() and file.read_text()):
         time.sleep(0.02)
     yield
-    os.killpg(os.getpgid(int(file.read_text())), signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(os.getpgid(int(file.read_text())), signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("busy")

@@ -11,9 +11,10 @@ import pytest
 from tests.models import tiny
 from treadle.core import Request, SamplingParams, TreadleError, Usage
 from treadle.engine.engine import Engine, EngineConfig
-from treadle.engine.kv.spill import Spill, model_identity
+from treadle.engine.kv.spill import Spill
 from treadle.engine.runner import Runner, RunnerConfig
 from treadle.weights.gguf import open_gguf
+from treadle.weights.identity import model_identity
 
 PROMPT = [int(i) for i in np.random.default_rng(3).integers(0, tiny.VOCAB, 165)]  # five full blocks
 FULL = 160

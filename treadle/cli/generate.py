@@ -37,6 +37,7 @@ def command(
     config_file: str | None,
     threads: str | None,
     context: str | None,
+    kv_dtype: str | None,
     **sampling: Any,
 ) -> None:
     """Continue a text, without a chat template.
@@ -61,7 +62,8 @@ def command(
         raise TreadleError(
             "the prompt is empty; give at least one character, with --prompt or through a pipe"
         )
-    config = Config.load({"model": model, "threads": threads, "context": context}, file=config_file)
+    options = {"model": model, "threads": threads, "context": context, "kv_dtype": kv_dtype}
+    config = Config.load(options, file=config_file)
     import msgspec
 
     from treadle.cli.loading import loaded

@@ -10,12 +10,13 @@ import msgspec
 from treadle.core import TreadleError
 from treadle.engine.engine import Engine, EngineConfig
 from treadle.engine.grammar import Grammars
-from treadle.engine.kv.spill import Spill, model_identity
+from treadle.engine.kv.spill import VERSION, Spill
 from treadle.engine.runner import Runner, RunnerConfig, context_of, least_memory
 from treadle.models import builder
 from treadle.models.config import embeds, read_config
 from treadle.text.tokenizer import Tokenizer
 from treadle.weights.gguf import GgufModelFile, open_gguf
+from treadle.weights.identity import model_identity
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +109,7 @@ def load_engine(config: LoadConfig, progress: Callable[[float], None]) -> Engine
     runner = load_runner(config, progress)
     spill = None
     if config.kv_spill is not None:
-        identity = model_identity(open_gguf(Path(config.path)), config.kv_dtype, runner.isa)
+        identity = model_identity(open_gguf(Path(config.path)), VERSION, config.kv_dtype, runner.isa)
         spill = Spill(Path(config.kv_spill), config.kv_spill_size, identity, runner.blocks)
     return Engine(
         runner,

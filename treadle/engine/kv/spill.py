@@ -3,8 +3,8 @@
 Every full block of a prompt or answer is copied out when its step has ended, and a thread writes it to a file
 of its own: DIR/IDENTITY/NAME. NAME is the block's name in the prefix cache, a hash over all tokens up to its
 end and the request's ``cache_salt``; IDENTITY is a hash over all that the content depends on besides (see
-``model_identity``). A file appears under its name complete or not at all, and carries a checksum; one that is
-cut, damaged or of another version is a block that is not there.
+treadle.weights.identity). A file appears under its name complete or not at all, and carries a checksum; one
+that is cut, damaged or of another version is a block that is not there.
 
 The folder never takes more than its size: the files used least recently go first, of whichever model.
 Within a prompt the later blocks count as older, since they are of no use without those before them.
@@ -20,13 +20,12 @@ import struct
 import threading
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treadle.core import TreadleError
-from treadle.weights.gguf import GgufModelFile
 
 log = logging.getLogger("treadle.engine")
 
@@ -36,7 +35,6 @@ _MAGIC = b"TRDLKV%02d" % VERSION
 _WAITING = 64  # blocks that may wait to be written, in memory; more are left out
 _SLACK = 0.05  # of the size, freed at once when it is full
 _RANK = 1e-3  # seconds by which a block counts as older than the one before it
-_SAMPLE = 4096  # bytes of each tensor that tell one model from another
 
 Content = NDArray[np.uint8]
 
@@ -56,22 +54,6 @@ class BlockStore(Protocol):
     def write_block(self, block: int, data: Content) -> None:
         """Put such content into a block."""
         ...
-
-
-def model_identity(file: GgufModelFile, *parts: object) -> bytes:
-    """A hash of 16 bytes over the model's metadata, the shapes, types and first bytes of its tensors, and
-    ``parts``: whatever else decides what its KV cache holds.
-    """
-    digest = blake2b(repr((VERSION, *parts)).encode(), digest_size=16)
-    for key in sorted(file.metadata):
-        value: Any = file.metadata[key]
-        digest.update(key.encode("utf-8", "surrogatepass"))
-        digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
-    for name in file.tensor_names:
-        tensor = file.tensor(name)
-        digest.update(repr((name, tensor.type, tensor.shape)).encode())
-        digest.update(tensor.data[:_SAMPLE].tobytes())
-    return digest.digest()
 
 
 class Spill:
