@@ -21,9 +21,12 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from treadle import machine
 from treadle.bench.machine import cpu_model
 from treadle.bench.noise import busy_seconds
+from treadle.bench.provenance import provenance
 from treadle.bench.report import markdown_table, summarise
 
 MOST_FOREIGN = 0.03  # share of all CPU time used by others, above which a run is marked
@@ -102,6 +105,11 @@ class LlamaCpp:
         self._bench = find_program("llama-bench", folder)
         self._batched = find_program("llama-batched-bench", folder)
         self._model, self._threads, self._steps = str(model), str(threads), str(steps)
+
+    def version(self) -> str:
+        """What it says of itself, in one line."""
+        done = subprocess.run([self._bench, "--version"], capture_output=True, text=True, check=False)
+        return next(iter((done.stdout + done.stderr).splitlines()), "unknown").removeprefix("version: ")
 
     def measure(self, case: Case) -> tuple[float, float]:
         """Token/s and the foreign share."""
@@ -188,6 +196,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32, help="decode steps per run [32]")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each engine per case [3]")
     parser.add_argument("--noisy", action="store_true", help="run although the machine is not quiet")
+    parser.add_argument("--peer-version", help="of llama.cpp, where its programs do not know [asked of them]")
     parser.add_argument("--out", type=Path, help="write OUT.md and OUT.json")
     options = parser.parse_args()
 
@@ -209,7 +218,13 @@ def main() -> None:
     print(text)
     if options.out:
         Path(f"{options.out}.md").write_text(text, encoding="utf-8")
-        record = {"title": title, "threads": options.threads, "cases": [asdict(entry) for entry in measured]}
+        record = {
+            "title": title,
+            "model": options.model.name,
+            "threads": options.threads,
+            "run": msgspec.to_builtins(provenance({"llama.cpp": options.peer_version or peer.version()})),
+            "cases": [asdict(entry) for entry in measured],
+        }
         Path(f"{options.out}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 

@@ -24,12 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.serving import speculation, turns, users
 from benchmarks.serving.bars import Bar, table
 from benchmarks.serving.long_prompt import long_prompt
 from benchmarks.serving.servers import Programs, temporary_folder
 from treadle import hub, machine
 from treadle.bench.machine import cpu_model
+from treadle.bench.provenance import provenance
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,14 @@ def main() -> None:
     report = f"{title}\n\n{table(bars)}\n"
     print(report)
     if options.out:
-        write(options.out, report, {"title": title, "bars": [bar.record() for bar in bars]})
+        record = {
+            "title": title,
+            "model": options.model.name,
+            "threads": options.threads,
+            "run": msgspec.to_builtins(provenance()),
+            "bars": [bar.record() for bar in bars],
+        }
+        write(options.out, report, record)
 
 
 def write(out: Path, report: str, record: dict[str, Any]) -> None:
