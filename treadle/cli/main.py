@@ -27,6 +27,7 @@ COMMANDS = {
     "list": "list_models",
     "key": "key",
     "bench": "bench",
+    "eval": "eval",
 }
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -38,6 +38,9 @@ class RunnerConfig:
     context: int | None = None  # tokens per sequence; None: what the model was trained for, at most 32768
     kv_memory: int | None = None  # bytes of KV cache; None: see `cache_blocks`
     kv_dtype: str = "bf16"  # of the KV cache: bf16, q8 or q4 (csrc/kernels/attention/attention.h)
+    # Of linear operations on integer weights. auto: see TWO_BYTES_BELOW; int8; float32: unrounded, with all
+    # weights unpacked to float32, for comparisons
+    activations: str = "auto"
     memory: int | None = None  # bytes for weights and KV cache together; None: what is available
     pinned: bool = True  # to one core each; else the system may move the threads among these cores
     max_sequences: int = 64  # decoded together
@@ -72,7 +75,7 @@ class Runner:
             self.isa = _native.isa()
         except RuntimeError as error:
             raise TreadleError(str(error)) from None
-        weights = Weights(file, self._pool, progress)
+        weights = Weights(file, self._pool, progress, unpacked=config.activations == "float32")
         model = read_config(file)
         self.context = context_of(file, model, config)
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
@@ -83,7 +86,7 @@ class Runner:
             self.max_tokens,
             self.max_sequences,
             self.num_blocks,
-            two_bytes=sum(math.prod(file.tensor(name).shape) for name in file.tensor_names) < TWO_BYTES_BELOW,
+            two_bytes=config.activations == "auto" and _values(file) < TWO_BYTES_BELOW,
             kv_dtype=config.kv_dtype,
         )
         self.embeds = embeds(file)
@@ -186,7 +189,7 @@ def context_of(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) ->
 def least_memory(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) -> int:
     """Bytes without which `cache_blocks` refuses: weights, and one context or the given size of KV cache."""
     context = -(-context_of(file, model, config) // BLOCK) * _block_bytes(file, model, config)
-    return _weight_bytes(file) + max(context, config.kv_memory or 0)
+    return _weight_bytes(file, config) + max(context, config.kv_memory or 0)
 
 
 def _block_bytes(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) -> int:
@@ -196,7 +199,13 @@ def _block_bytes(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) 
         raise TreadleError(f"{file.path}: {error}") from None
 
 
-def _weight_bytes(file: GgufModelFile) -> int:
+def _values(file: GgufModelFile) -> int:
+    return sum(math.prod(file.tensor(name).shape) for name in file.tensor_names)
+
+
+def _weight_bytes(file: GgufModelFile, config: RunnerConfig) -> int:
+    if config.activations == "float32":
+        return 4 * _values(file)
     return int(sum(file.tensor(name).nbytes for name in file.tensor_names) * 1.04)
 
 
@@ -209,7 +218,7 @@ def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: 
     """
     block_bytes = _block_bytes(file, model, config)
     least = -(-context // BLOCK)
-    weights = _weight_bytes(file)
+    weights = _weight_bytes(file, config)
     available = min(machine.available_memory(), config.memory or sys.maxsize)
     left = available - weights
     if config.kv_memory is not None:

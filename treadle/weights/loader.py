@@ -19,10 +19,19 @@ Progress = Callable[[int, int], None]
 class Weights:
     """Hands out the tensors of one file and remembers which were asked for."""
 
-    def __init__(self, file: GgufModelFile, pool: _native.Pool, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        file: GgufModelFile,
+        pool: _native.Pool,
+        progress: Progress | None = None,
+        *,
+        unpacked: bool = False,
+    ) -> None:
+        """``unpacked``: all matrices become float32, with the same values."""
         self.file = file
         self._pool = pool
         self._progress = progress
+        self._unpacked = unpacked
         self._matrices: dict[str, _native.Matrix] = {}
         self._used: set[str] = set()
         self._done = 0
@@ -50,10 +59,7 @@ class Weights:
                     f"{self.file.path}: tensor {name!r} has shape {tensor.shape}, not two dimensions"
                 )
             with self.naming(name):
-                rows, cols = tensor.shape
-                self._matrices[name] = _native.pack(
-                    self._pool, tensor.type, tensor.data, rows, cols, mapped=True
-                )
+                self._matrices[name] = self._pack(tensor)
             self._advance(tensor.nbytes)
         return self._matrices[name]
 
@@ -91,6 +97,13 @@ class Weights:
             yield
         except ValueError as error:
             raise TreadleError(f"{self.file.path}: {', '.join(names)}: {error}") from None
+
+    def _pack(self, tensor: _native.GgufTensor) -> _native.Matrix:
+        rows, cols = tensor.shape
+        if self._unpacked:
+            values = _native.dequantise(tensor.type, tensor.data)
+            return _native.pack(self._pool, "F32", values.view(np.uint8), rows, cols)
+        return _native.pack(self._pool, tensor.type, tensor.data, rows, cols, mapped=True)
 
     def _advance(self, nbytes: int) -> None:
         self._done += nbytes
