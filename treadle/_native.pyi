@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -298,6 +298,9 @@ class NoTokenLeft(ValueError):
 class SamplerState:
     """What one request brings to the choice of its next token. Parameters: treadle.core.SamplingParams."""
 
+    @overload
+    def __init__(self, other: SamplerState) -> None: ...
+    @overload
     def __init__(
         self,
         vocab_size: int,

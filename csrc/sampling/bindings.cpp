@@ -150,6 +150,8 @@ void bind_sampling(nb::module_& m) {
              "`prompt_ids` count for the repetition penalty; `stop_ids` (end of text and stop ids) are\n"
              "suppressed before `min_tokens` accepted tokens. `seed`: any 64-bit integer; None draws one\n"
              "from the system. ValueError names a parameter out of range.")
+        .def(nb::init<const SamplerState&>(), nb::arg("other"),
+             "A copy that goes its own way: the same parameters, counts, mask and random numbers.")
         .def("accept", &SamplerState::accept, nb::arg("token"),
              "Appends one output token: penalties count it, the next draw takes the next random number.")
         .def(

@@ -549,3 +549,22 @@ def test_what_does_not_fit_together_is_refused() -> None:
         sampler.sample(logits.astype(np.float64), [0], [state])
     with pytest.raises(TypeError):
         sampler.sample(logits[:, ::2], [0], [state])
+
+
+def test_a_copy_chooses_alike_and_goes_its_own_way() -> None:
+    row = np.random.default_rng(3).normal(size=100).astype(np.float32)
+    state = SamplerState(100, prompt_ids=[1], repetition_penalty=1.3, presence_penalty=0.5)
+    for token in (7, 9):
+        state.accept(token)
+    state.set_mask(np.array([0xFFFF, 0xFFFF, 0xFFFF, 0], np.uint32))
+    copy = SamplerState(state)
+    for token in (4, 4, 70):
+        copy.accept(token)
+    copy.clear_mask()
+    twin = SamplerState(state)
+    for _ in range(20):
+        token = one(row, state)
+        assert one(row, twin) == token and token % 32 < 16
+        state.accept(token)
+        twin.accept(token)
+    assert (copy.output_tokens, state.output_tokens) == (5, 22)
