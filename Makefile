@@ -1,6 +1,6 @@
 # make run     set everything up, start the server on the built-in model and show a first answer
 # make test    set everything up and pass the tests
-# make lint    ruff, mypy, import-linter, clang-format
+# make lint    ruff, mypy, import-linter, clang-format, tables against the results they come from
 # make bench   measure this machine against the limits of its hardware
 # make format  put Python and C++ into shape
 # make build   only the native module, into the source tree
@@ -34,6 +34,7 @@ lint: build $(VENV)/installed-dev
 	mypy
 	lint-imports --no-cache
 	clang-format --dry-run --Werror $(CPP)
+	python -m benchmarks.tables --check
 
 format: $(VENV)/installed-dev
 	ruff check --fix-only .

@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a benchmark. Paths in ``command`` are cut to their last part."""
+    """One run of a benchmark. Paths in ``command`` outside the project are cut to their last part."""
 
     date: str  # of its end, UTC, ISO 8601
     cpu: str
@@ -42,8 +42,18 @@ def provenance(versions: dict[str, str] | None = None, argv: Sequence[str] | Non
         memory_gib=round(memory / 2**30, 1),
         system=f"Linux {platform.release().split('-')[0]}, Python {platform.python_version()}",
         versions={"treadle": _own_version(), **(versions or {})},
-        command=shlex.join(_short(part) for part in (sys.orig_argv if argv is None else argv)),
+        command=_command(sys.orig_argv if argv is None else argv, os.environ),
     )
+
+
+def _command(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """As somebody would type it, with the variables of Treadle that decide how it computes."""
+    parts = [_short(part) for part in argv]
+    parts[0] = Path(parts[0]).name
+    if len(parts) > 1 and Path(parts[1]).name == "treadle":  # its script
+        parts[:2] = ["treadle"]
+    isa = environ.get("TREADLE_ISA")
+    return (f"TREADLE_ISA={shlex.quote(isa)} " if isa else "") + shlex.join(parts)
 
 
 def _own_version() -> str:
