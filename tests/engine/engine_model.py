@@ -163,6 +163,35 @@ class ModelRunner:
         return self.states[-1]
 
 
+class DraftRunner(ModelRunner):
+    """The same model, or one that chooses something else for a share of ``wrong`` of the tokens. It knows the
+    first ``rows`` tokens of the vocabulary.
+    """
+
+    def __init__(self, *, wrong: float = 0.0, rows: int = VOCAB, **runner: Any) -> None:
+        super().__init__(**runner)
+        self.rows, self._wrong = rows, wrong
+        self.weight_bytes = 100
+
+    def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids) -> None:
+        assert int(tokens.max()) < self.rows
+        super().run(tokens, query_lens, past_lens, slots, logits_rows)
+
+    def sample(self, rows: Sequence[int], states: Sequence[SamplerState]) -> SampleResult:
+        tokens, logprobs, tops = super().sample(rows, states)
+        for i, row in enumerate(rows):
+            if int(self._logits[row][0] >> np.uint64(13)) % 1000 < 1000 * self._wrong:
+                tokens[i] = (tokens[i] + 7) % 20
+        return np.minimum(tokens, self.rows - 1).astype(np.int32), logprobs, tops
+
+    def fork(self, state: SamplerState) -> State:
+        assert isinstance(state, State)
+        copy = State.__new__(State)
+        copy.bias, copy.logprobs, copy.seed = state.bias, state.logprobs, state.seed
+        copy.accepted = state.accepted.copy()
+        return copy
+
+
 def request(id: str, prompt: list[int], max_tokens: int | None = 8, **fields: Any) -> Request:
     params = SamplingParams(max_tokens=max_tokens, **fields.pop("params", {}))
     return Request(id=id, prompt_ids=prompt, params=params, **fields)
@@ -172,9 +201,14 @@ def prompt(seed: int, length: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, VOCAB, length)]
 
 
-def make_engine(config: EngineConfig | None = None, **runner: Any) -> tuple[Engine, ModelRunner]:
+def make_engine(
+    config: EngineConfig | None = None, draft: DraftRunner | None = None, **runner: Any
+) -> tuple[Engine, ModelRunner]:
     model = ModelRunner(**runner)
-    return Engine(model, config or EngineConfig(), clock=lambda: model.now), model
+    model.weight_bytes = 1000
+    clocks: list[ModelRunner] = [model] if draft is None else [model, draft]
+    clock = lambda: sum(runner.now for runner in clocks)  # noqa: E731
+    return Engine(model, config or EngineConfig(), clock, draft=draft), model
 
 
 class LoadConfig(msgspec.Struct, kw_only=True):

@@ -10,17 +10,19 @@ import numpy as np
 
 from treadle.engine.interfaces import Ids
 from treadle.engine.sequence import Sequence
+from treadle.engine.spec.drafter import Guess
 
 
 @dataclass(slots=True)
 class Turn:
     """A sequence that chooses its next token from row ``row`` of the logits; ``draft`` is what it is guessed
-    to choose there and in the rows that follow.
+    to choose there and in the rows that follow, ``by_model`` by whom.
     """
 
     sequence: Sequence
     row: int
     draft: list[int]
+    by_model: bool
 
 
 class Batch:
@@ -38,15 +40,17 @@ class Batch:
         self._logits_rows = np.zeros(max_sequences, np.int32)
 
     def fill(
-        self, decodes: list[Sequence], chunks: Mapping[Sequence, int], drafts: Mapping[Sequence, list[int]]
+        self, decodes: list[Sequence], chunks: Mapping[Sequence, int], drafts: Mapping[Sequence, Guess]
     ) -> None:
         """Take one token of each sequence in ``decodes``, followed by its guesses in ``drafts``, and the
         given number of those in ``chunks``.
         """
         ones, count = len(decodes), len(decodes) + len(chunks)
-        guesses = [drafts.get(s, []) for s in decodes]
+        guesses = [drafts[s].tokens if s in drafts else [] for s in decodes]
+        by_model = [s in drafts and drafts[s].by_model for s in decodes]
         self.decodes = ones
         self.drafted = sum(map(len, guesses))
+        self.drafted_by_model = sum(len(guess.tokens) for guess in drafts.values() if guess.by_model)
         self.sequences = [*decodes, *chunks]
         self.lens = [1 + len(draft) for draft in guesses] + list(chunks.values())
         ends = list(accumulate(self.lens))
@@ -67,9 +71,10 @@ class Batch:
         ]
         self._logits_rows[: len(rows)] = rows
         begins = [end - length for end, length in zip(ends, self.lens, strict=True)]
-        self.turns = [Turn(*turn) for turn in zip(decodes, begins[:ones], guesses, strict=True)]
+        self.turns = [Turn(*turn) for turn in zip(decodes, begins[:ones], guesses, by_model, strict=True)]
         self.turns += [
-            Turn(s, row, []) for row, s in enumerate((s for s in chunks if chunks[s] == s.pending), first)
+            Turn(s, row, [], False)
+            for row, s in enumerate((s for s in chunks if chunks[s] == s.pending), first)
         ]
         self.tokens: Ids = self._tokens[:total]
         self.query_lens: Ids = self._query_lens[:count]

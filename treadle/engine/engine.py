@@ -17,6 +17,8 @@ from treadle.engine.kv.pool import blocks_for
 from treadle.engine.kv.spill import Spill
 from treadle.engine.scheduler import Scheduler
 from treadle.engine.sequence import join_outputs
+from treadle.engine.spec.drafter import Drafter
+from treadle.engine.spec.model import DraftModel, DraftRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class EngineConfig:
 
     target_itl: float = 0.1  # seconds between two tokens of a running request that prefill should not exceed
     max_queue: int = 256  # requests that may wait besides those that run
-    speculation: bool = True  # guess tokens by prompt lookup where that pays
+    speculation: bool = True  # guess tokens where that pays, by prompt lookup and a draft model
     read_limit: float = 0.0  # bytes per second that the machine can read; 0: not known
 
 
@@ -40,8 +42,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     isa: str  # level of the kernels
     embeds: bool  # makes embeddings of prompts instead of continuing them
-    weight_bytes: int  # of memory for the packed weights
-    cache_bytes: int  # of memory for the KV cache, taken from the system as it is used
+    weight_bytes: int  # of memory for the packed weights, those of a draft model included
+    cache_bytes: int  # of memory for their KV caches, taken from the system as it is used
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -62,6 +64,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     step_tokens_total: int = 0  # prompt tokens, decodes and guesses computed, recomputation included
     drafted_tokens_total: int = 0  # guesses that steps have checked
     accepted_tokens_total: int = 0  # of these, those that came true
+    model_drafted_tokens_total: int = 0  # guesses of the draft model among those checked
+    model_accepted_tokens_total: int = 0
+    model_draft_seconds_total: float = 0.0  # that the draft model has taken, between steps
     read_bytes_total: int = 0  # that the steps had to read, see StepRunner.step_bytes
     read_bytes_per_second: float = 0.0  # in the newest steps
     read_limit_bytes_per_second: float = 0.0  # of the machine; 0: not known
@@ -77,16 +82,23 @@ class Engine:
         config: EngineConfig,
         clock: Callable[[], float] = time.perf_counter,
         spill: Spill | None = None,
+        draft: DraftRunner | None = None,
     ) -> None:
-        """``spill``: where KV blocks outlive the engine; closed with it."""
+        """``spill``: where KV blocks outlive the engine; closed with it. ``draft``: of a smaller model that
+        guesses tokens.
+        """
         self._spill = spill
         self._runner = runner
         self._clock = clock
+        self._draft = None
+        if draft is not None:
+            share = draft.weight_bytes / max(runner.weight_bytes, 1)
+            self._draft = DraftModel(draft, clock, share)
         self._scheduler = Scheduler(
             runner,
             target_itl=config.target_itl,
             max_queue=config.max_queue,
-            speculation=config.speculation,
+            drafter=Drafter(runner.max_sequences, self._draft) if config.speculation else None,
             spill=spill,
             clock=clock,
         )
@@ -102,8 +114,8 @@ class Engine:
             threads=runner.threads,
             isa=runner.isa,
             embeds=runner.embeds,
-            weight_bytes=runner.weight_bytes,
-            cache_bytes=runner.cache_bytes,
+            weight_bytes=runner.weight_bytes + (draft.weight_bytes if draft else 0),
+            cache_bytes=runner.cache_bytes + (draft.cache_bytes if draft else 0),
         )
 
     @property
@@ -173,6 +185,7 @@ class Engine:
                     scheduler.confirm(turn.sequence)
                     going_on.append(turn)
             self._stats.accepted_tokens_total += len(going_on)
+            self._stats.model_accepted_tokens_total += sum(turn.by_model for turn in going_on)
             turns, ahead = going_on, ahead + 1
         return list(outputs.values())
 
@@ -202,6 +215,7 @@ class Engine:
     def _measure(self, batch: Batch, seconds: float) -> None:
         self._scheduler.measured(batch, seconds)
         self._stats.drafted_tokens_total += batch.drafted
+        self._stats.model_drafted_tokens_total += batch.drafted_by_model
         self._stats.steps_total += 1
         self._stats.step_seconds_total += seconds
         self._stats.step_tokens_total += len(batch.tokens)
@@ -227,6 +241,8 @@ class Engine:
         stats.kv_blocks_held = scheduler.cache.held
         stats.kv_blocks_cached = scheduler.cache.idle
         stats.preemptions_total = scheduler.preemptions
+        if self._draft is not None:
+            stats.model_draft_seconds_total = self._draft.seconds
         read, seconds = self._read
         if stats.step_seconds_total > seconds:
             rate = (stats.read_bytes_total - read) / (stats.step_seconds_total - seconds)
@@ -256,3 +272,5 @@ class Engine:
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots, queues and counts add up. For idle moments and tests."""
         self._scheduler.check()
+        if self._draft is not None:
+            self._draft.check()

@@ -22,7 +22,7 @@ from treadle.engine.kv.pool import BLOCK
 from treadle.engine.kv.spill import Spill
 from treadle.engine.places import Places
 from treadle.engine.sequence import Sequence
-from treadle.engine.spec.drafter import Drafter
+from treadle.engine.spec.drafter import Drafter, Guess
 
 _RESTORING = 0.02  # seconds per step that loading a prompt's KV from disk may take from running requests
 
@@ -36,17 +36,18 @@ class Scheduler:
         *,
         target_itl: float,
         max_queue: int,
-        speculation: bool,
+        drafter: Drafter | None = None,
         spill: Spill | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``drafter``: guesses tokens; None: nobody does."""
         assert runner.max_tokens > runner.max_sequences, "a step must hold all decodes and some prefill"
         self._runner = runner
         self._clock = clock
         self.places = Places(runner, clock, spill)
         self.cache = self.places.cache
         self.budget = Budget(runner.max_tokens, runner.max_sequences, target_itl)
-        self._drafter = Drafter(runner.max_sequences) if speculation else None
+        self._drafter = drafter
         self.admission = Admission(runner.max_sequences + max_queue)
         self.context = min(runner.context, runner.num_blocks * BLOCK)
         self.running = self.places.running
@@ -188,13 +189,13 @@ class Scheduler:
                 decodes.append(sequence)
         return decodes
 
-    def _draft(self, decodes: list[Sequence]) -> dict[Sequence, list[int]]:
+    def _draft(self, decodes: list[Sequence]) -> dict[Sequence, Guess]:
         """Guesses, with blocks for them, when nothing but ``decodes`` is there to be run."""
         if self._drafter is None or len(decodes) < len(self.running):
             return {}
         drafts = self._drafter.propose(decodes, self.budget.decode_seconds(len(decodes)))
-        rooms = {s: self.places.reserve(s, 1 + len(draft)) - 1 for s, draft in drafts.items()}
-        return {s: drafts[s][:room] for s, room in rooms.items() if room}
+        rooms = {s: self.places.reserve(s, 1 + len(draft.tokens)) - 1 for s, draft in drafts.items()}
+        return {s: Guess(drafts[s].tokens[:room], drafts[s].by_model) for s, room in rooms.items() if room}
 
     def measured(self, batch: Batch, seconds: float) -> None:
         """Learn from the time that a step took."""

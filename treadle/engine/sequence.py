@@ -61,9 +61,8 @@ class Sequence:
         self.first_token = 0.0
 
     def speculate(self) -> None:
-        """Let its tokens be guessed. Not for grammars: they decide token by token what may come next."""
-        if self.request.params.grammar is None:
-            self.lookup = Lookup(self.tokens)
+        """Let its tokens be guessed."""
+        self.lookup = Lookup(self.tokens)
 
     @property
     def pending(self) -> int:
