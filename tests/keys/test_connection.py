@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.keys.server import Server, serving
+from tests.keys.server import CHAT, Server, serving
+from tests.server.conftest import Start, scripted
 from treadle.core import TreadleError
 from treadle.server.connection import MAX_HEAD
 from treadle.server.tls import Tls
+
+__all__ = ["scripted"]
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,63 @@ def test_what_is_no_http_is_refused(server: Server, raw: bytes) -> None:
         assert status in (400, 401), body
         assert json.loads(body)["error"]["message"] and headers["content-type"] == "application/json"
     assert server.get("/health", None).is_success
+
+
+OFFERS = {
+    "of java.net.http.HttpClient": b"Connection: Upgrade, HTTP2-Settings\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n",
+    "of a web socket": b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+}
+
+
+@pytest.mark.parametrize("name", OFFERS)
+@pytest.mark.parametrize("way", ["whole", "in pieces", "chunked"])
+def test_an_offer_of_another_protocol_is_ignored(server: Server, name: str, way: str) -> None:
+    body = json.dumps(CHAT).encode()
+    length = b"Transfer-Encoding: chunked" if way == "chunked" else b"Content-Length: %d" % len(body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-api-key: k\r\n%s%s\r\n\r\n" % (
+        OFFERS[name],
+        length,
+    )
+    if way == "chunked":
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    with connected(server) as wire:
+        for _ in range(2):
+            if way == "in pieces":
+                for start in range(0, len(head) + len(body), 50):
+                    wire.sendall((head + body)[start : start + 50])
+            else:
+                wire.sendall(head + body)
+            status, _, answered = answer(wire)
+            assert status == 200, answered
+            assert json.loads(answered)["choices"][0]["message"]["content"] == "x" * 20
+        wire.sendall(head + body + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer(wire)[0] == 200
+        assert answer(wire)[2] == b'{"status":"ready"}'
+    assert "WebSocket" not in server.log
+
+
+def test_a_body_that_does_not_come_is_given_up(scripted: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.server.body.SILENCE", 0.3)
+    api = scripted()
+    host, _, port = api.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as wire:
+        key = api.headers["authorization"].encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: %s\r\nContent-Length: 99\r\n\r\n{"
+        wire.sendall(head % key)
+        status, _, body = answer(wire)
+        assert (status, json.loads(body)["error"]["code"]) == (408, "invalid_http")
+        assert wire.recv(1) == b""  # closed
+
+
+def test_compressed_bodies_are_refused_by_name(server: Server) -> None:
+    with connected(server) as wire:
+        wire.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-api-key: k\r\nContent-Encoding: gzip\r\n"
+            b"Content-Length: 3\r\n\r\n\x1f\x8b\x08"
+        )
+        status, _, body = answer(wire)
+        assert status == 400 and "Content-Encoding: gzip" in json.loads(body)["error"]["message"]
 
 
 def test_request_ids(server: Server) -> None:

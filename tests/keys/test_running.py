@@ -240,6 +240,7 @@ def test_tls_root_path_and_proxies(tmp_path: Path) -> None:
                 assert client.get(server.url + path).is_success
             assert client.get(server.url + "/llm/v1/models", headers={"x-api-key": "x"}).status_code == 401
             assert client.get(server.url + "/llm/llm/v1/models").status_code == 404
+            assert client.get(server.url + "/openapi.json").json()["servers"] == [{"url": "/llm"}]
             server.process.send_signal(signal.SIGHUP)
             eventually(lambda: "certificate was read again" in server.log)
             assert client.get(server.url + "/v1/models").is_success

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from treadle.server.errors import ApiError
 
 MAX_DEPTH = 32
+SILENCE = 60.0  # seconds that a client may send nothing in the middle of a body
 LARGE = 8192  # bytes; what a larger body needs is done on a thread, so that running streams do not wait
 
 T = TypeVar("T")
@@ -55,19 +56,30 @@ def _depth(raw: bytes) -> int:
 
 
 async def read(request: Request, limit: int) -> bytes:
-    """The raw body. Raises ApiError 413 beyond ``limit`` bytes."""
+    """The raw body. Raises ApiError 413 beyond ``limit`` bytes, 408 for a client that no longer sends: its
+    request would count among those of its key for ever."""
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        message = f"Content-Encoding: {encoding[:50]} is not supported; send the body as it is"
+        raise ApiError(400, message, code="invalid_http")
     chunks: list[bytes] = []
     size = 0
+    clock = asyncio.get_running_loop().time
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise too_large
-            chunks.append(chunk)
+        async with asyncio.timeout(SILENCE) as patience:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                chunks.append(chunk)
+                patience.reschedule(clock() + SILENCE)
     except ClientDisconnect:
         raise ApiError(400, "the body ended early", code="invalid_json") from None
+    except TimeoutError:
+        message = f"nothing more of the body came for {SILENCE:g} s"
+        raise ApiError(408, message, code="invalid_http", headers={"Connection": "close"}) from None
     return b"".join(chunks)

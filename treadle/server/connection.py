@@ -32,14 +32,34 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that is too large."""
+        self._unset_keepalive_if_required()
         if self._head is not None:
             self._head += len(data)
         try:
-            super().data_received(data)
+            self._feed(data)
         except (UnicodeError, httptools.HttpParserError):
-            self.send_400_response("the request is not valid HTTP/1.1")
+            self._refuse(400, "the request is not valid HTTP/1.1")
         if self._head is not None and self._head > MAX_HEAD:
             self._refuse_head()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse ``data``. An offer to go on with another protocol (``Upgrade: h2c``, which Java's client makes
+        with every first request) is ignored, as RFC 9110, 7.8 allows. The parser takes a request with an
+        offer to be without a body, so it is given the head once more, without the offer."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                method = self.parser.get_method()
+                if method == b"CONNECT":  # this is no proxy
+                    raise httptools.HttpParserError from None
+                version = self.parser.get_http_version().encode()
+                lines = [method + b" " + self.url + b" HTTP/" + version]
+                lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+                data = b"\r\n".join([*lines, b"", data[offer.args[0] :]])
+                self.parser = httptools.HttpRequestParser(self)
+            else:
+                return
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -50,6 +70,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete; what follows is bounded by whoever reads it."""
+        if self.parser.should_upgrade():
+            return  # it comes again
         self._stop_waiting()
         self._head = None
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
@@ -57,9 +79,10 @@ class Connection(HttpToolsProtocol):
         else:
             super().on_headers_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
-        self._refuse(400, msg)
+    def on_message_complete(self) -> None:
+        """The body is complete."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:

@@ -23,6 +23,7 @@ _TOLD = {
     401: "There is no key, or an invalid one",
     403: "The key may not do this, or the request does not come from this machine",
     404: "There is no such model or object",
+    408: "The body did not arrive",
     413: "The body is too large",
     429: "Too many requests, or a limit of the key is reached; see `Retry-After`",
     500: "The server or its engine failed on this request",
@@ -36,11 +37,12 @@ async def openapi(request: Request) -> Response:
     """``GET /openapi.json``."""
     from treadle.server.routes import OPERATIONS
 
-    return json_response(document(OPERATIONS, service_of(request).version))
+    service = service_of(request)
+    return json_response(document(OPERATIONS, service.version, service.config.root_path or "/"))
 
 
-def document(operations: tuple[Operation, ...], version: str) -> dict[str, Any]:
-    """The document as an object."""
+def document(operations: tuple[Operation, ...], version: str, root: str = "/") -> dict[str, Any]:
+    """The document as an object. ``root``: the path under which clients find the server."""
     pairs: dict[_Pair, None] = {}
     for operation in operations:
         pairs.update(dict.fromkeys(_models(operation)))
@@ -61,6 +63,7 @@ def document(operations: tuple[Operation, ...], version: str) -> dict[str, Any]:
             "description": "Language models on CPUs: the OpenAI and Anthropic APIs, and extensions of vLLM.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [{"url": root}],
         "paths": paths,
         "components": {
             "schemas": definitions["$defs"],
@@ -80,7 +83,7 @@ def statuses(operation: Operation) -> dict[int, type[BaseModel]]:
     if operation.needs_model:
         needs += [404, 503]
     if operation.body is not None:
-        needs += [400, 413, 429]
+        needs += [400, 408, 413, 429]
     return dict(sorted({**dict.fromkeys(needs, operation.error), **operation.statuses}.items()))
 
 
@@ -125,7 +128,7 @@ def _responses(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     else:
         content["application/json"] = {"schema": schemas[operation.answer, "serialization"]}
     if operation.stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # OpenAPI 3.1 has no schema for events
     responses: dict[str, Any] = {"200": {"description": _TOLD[200], "content": content}}
     for status, model in statuses(operation).items():
         response: dict[str, Any] = {
