@@ -43,8 +43,8 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
 
     def _feed(self, data: bytes) -> None:
-        """Parse ``data``. An offer to go on with another protocol (``Upgrade: h2c``, which Java's client makes
-        with every first request) is ignored, as RFC 9110, 7.8 allows. The parser takes a request with an
+        """Parse ``data``. An offer to go on with another protocol (``Upgrade: h2c``, which Java's client
+        makes with every first request) is ignored, as RFC 9110, 7.8 allows. The parser takes one with an
         offer to be without a body, so it is given the head once more, without the offer."""
         while True:
             try:
