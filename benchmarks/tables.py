@@ -116,15 +116,14 @@ def serving_tables(results: Sequence[Result]) -> str:
 
 
 def accuracy_table(results: Sequence[Result]) -> str:
-    """One line per divergence."""
+    """One line per divergence, and the commands."""
     rows = []
     for result in results:
         model, reference = (msgspec.convert(result.content[name], Side) for name in ("model", "reference"))
         found = msgspec.convert(result.content["result"], Divergence)
         rows.append(
             (
-                f"{model.source.removesuffix('.gguf')}: {_side(model, model)}",
-                _side(reference, model),
+                f"{model.source.removesuffix('.gguf')}: {_difference(model, reference)}",
                 result.content["context"],
                 found.tokens,
                 f"{found.kl.value:.2g} ± {found.kl.error:.1g}",
@@ -134,8 +133,10 @@ def accuracy_table(results: Sequence[Result]) -> str:
                 f"{100 * (found.ratio.value - 1):+.2f} ± {100 * found.ratio.error:.2f} %",
             )
         )
-    headers = ("model", "reference", "context", "tokens", "mean KL, nats", "99 % below", "same top token")
-    return markdown_table((*headers, "perplexity", "against the reference"), rows)
+    headers = ("model", "context", "tokens", "mean KL, nats", "99 % below", "same top token", "perplexity")
+    commands = "\n".join(result.run.command for result in results)
+    table = markdown_table((*headers, "that against the reference"), rows)
+    return f"{table}\n\n```bash\n{commands}\n```"
 
 
 VIEWS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
@@ -162,12 +163,12 @@ def _in_words(case: peers.Case) -> str:
     return f"decode, {case.batch} request{'s at once' if case.batch > 1 else ''}{after}"
 
 
-def _side(side: Side, other: Side) -> str:
-    """How it computes, and its name if it is another model than ``other``."""
-    parts = [] if side.source == other.source else [side.source.removesuffix(".gguf")]
-    if side.isa is not None:
-        parts += [f"activations {side.activations}", f"KV {side.kv_dtype}", f"kernels {side.isa}"]
-    return ", ".join(parts)
+def _difference(side: Side, other: Side) -> str:
+    """In what they differ, as ``KV q8 instead of bf16``."""
+    names = {"source": "", "activations": "activations ", "kv_dtype": "KV ", "isa": "kernels "}
+    both = ((name, getattr(side, field), getattr(other, field)) for field, name in names.items())
+    parts = [f"{name}{mine} instead of {theirs}" for name, mine, theirs in both if None is not theirs != mine]
+    return ", ".join(parts) or "repeated"
 
 
 # ---------------------------------------------------------------------- documents

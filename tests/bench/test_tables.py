@@ -113,7 +113,7 @@ def test_tables_say_what_the_results_say(project: Path, monkeypatch: pytest.Monk
     cells = rows(full)
     assert ["decode 20 at context 1", "75.0 ±200 %", "25.0 ±0 %", "3.00", "5 % (noisy)"] in cells
     assert ["times", "3.5", "at least 3", "holds", ""] in cells
-    line = ["m: activations auto, KV q8, kernels vnni", "big, activations float32, KV bf16, kernels vnni"]
+    line = ["m: m.gguf instead of big.gguf, activations auto instead of float32, KV q8 instead of bf16"]
     line += ["2048", "9000", "0.0012 ± 1e-05", "0.046", "98.7 %", "12.500", "+0.81 ± 1.01 %"]
     assert line in cells
     assert "2027-01-02, A CPU, 2 cores, 23.5 GiB" in full
