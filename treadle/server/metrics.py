@@ -37,6 +37,7 @@ _ENGINE = {
     "accepted_tokens_total": "Guessed tokens that came true.",
     "model_drafted_tokens_total": "Of the guessed tokens that were checked, those of the draft model.",
     "model_accepted_tokens_total": "Of the guessed tokens that came true, those of the draft model.",
+    "model_draft_seconds_total": "Seconds that the draft model has taken, between the runs of the model.",
     "read_bytes_total": "Bytes that steps had to read: weights, and the KV of each sequence, once.",
     "read_bytes_per_second": "The same in the newest steps, per second of them.",
     "read_limit_bytes_per_second": "What this machine can read, measured when the engine started.",
