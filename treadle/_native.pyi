@@ -105,6 +105,12 @@ class Matrix:
         """As in ggml: ``Q4_K``."""
     @property
     def nbytes(self) -> int: ...
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """Read-only view [nbytes] of the packed weights."""
+
+PACKED_LAYOUT: int
+"""Number of the layouts in which matrices are packed; another number means other bytes."""
 
 def pack(
     pool: Pool, format: str, data: npt.NDArray[np.uint8], rows: int, cols: int, mapped: bool = False
@@ -114,6 +120,15 @@ def pack(
     ``mapped``: ``data`` is in a mapped file (GgufTensor.data), whose pages leave the process as they are
     packed. Other memory would lose its contents.
     """
+
+def packed(format: str, data: npt.NDArray[np.uint8], rows: int, cols: int) -> Matrix:
+    """A matrix from the ``data`` [nbytes] of an equal one, not copied, but kept alive.
+
+    Raises ValueError when sizes do not fit, or ``data`` does not begin at a multiple of 64 bytes.
+    """
+
+def checksum(pool: Pool, data: npt.NDArray[np.uint8]) -> int:
+    """Of ``data`` [bytes], 64 bits. Made for damage, not for enemies. Maps pages of a mapped file at once."""
 
 def linear(
     pool: Pool, isa: str, matrix: Matrix, x: npt.NDArray[np.float32], two_bytes: bool = False

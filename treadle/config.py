@@ -160,6 +160,15 @@ class Config:
         None, _text, "Folder in which the KV of prompts is kept over restarts. Default: none.", "DIR"
     )
     kv_spill_size: int = setting(10 * 2**30, _size, "Most that --kv-spill may take; the oldest goes.", "SIZE")
+    pack_cache: str | None = setting(
+        None,
+        _text,
+        "Folder in which packed weights are kept, so that a restart maps them. Default: none.",
+        "DIR",
+    )
+    pack_cache_size: int = setting(
+        100 * 2**30, _size, "Most that --pack-cache may take; the models used least recently go.", "SIZE"
+    )
     target_itl: float = setting(
         0.1,
         _seconds,

@@ -96,6 +96,8 @@ class LLM:
     threads: worker threads; None: one per physical core that this process may use.
     context: tokens of prompt and answer together; None: what the model was trained for, at most 32768.
     kv_dtype: numbers in the KV cache: "bf16", or "q8" or "q4", for longer contexts in the same memory.
+    pack_cache: folder in which packed weights are kept, so that the next LLM with that model maps them;
+    pack_cache_size: most bytes that it may take, of all models; the models used least recently go.
     progress: called while the weights are packed with the share that is done, 0 to 1.
 
     Threads may share it: what they ask for advances together. Everything that touches the engine runs on one
@@ -112,6 +114,8 @@ class LLM:
         context: int | None = None,
         *,
         kv_dtype: str = "bf16",
+        pack_cache: str | os.PathLike[str] | None = None,
+        pack_cache_size: int = 100 * 2**30,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         if not isinstance(model, str | os.PathLike | None):
@@ -124,6 +128,8 @@ class LLM:
             context = inputs.whole_number("context", context, 2)
         if kv_dtype not in ("bf16", "q8", "q4"):
             raise TreadleError(f"kv_dtype is {kv_dtype!r}; it must be 'bf16', 'q8' or 'q4'")
+        if not isinstance(pack_cache, str | os.PathLike | None):
+            raise TreadleError(f"pack_cache is {pack_cache!r}; it must be a path, or None")
         machine.require_isa()
         from treadle.engine.load import LoadConfig, load_runner  # not above: the native module needs that CPU
         from treadle.weights.gguf import open_gguf
@@ -131,9 +137,15 @@ class LLM:
         path = os.fspath(hub.resolve(model))
         self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
         self._preset = preset_for(self._tokenizer.name) or preset_for(Path(path).stem)
-        self._runner: Runner | None = load_runner(
-            LoadConfig(path=path, threads=threads, context=context, kv_dtype=kv_dtype), progress
+        loading = LoadConfig(
+            path=path,
+            threads=threads,
+            context=context,
+            kv_dtype=kv_dtype,
+            pack_cache=None if pack_cache is None else os.fsdecode(pack_cache),
+            pack_cache_size=inputs.whole_number("pack_cache_size", pack_cache_size, 1),
         )
+        self._runner: Runner | None = load_runner(loading, progress)
         if self._runner.embeds:
             raise TreadleError(f"{path} makes embeddings; serve it with `treadle serve`, /v1/embeddings")
         self._engine: Engine | None = Engine(self._runner, EngineConfig(max_queue=sys.maxsize))

@@ -48,6 +48,20 @@ std::shared_ptr<Matrix> pack_matrix(Pool& pool, const std::string& format_name, 
     return std::make_shared<Matrix>(pack(pool, format, data.data(), rows, cols, mapped));
 }
 
+// A matrix that was packed before, in `data`.
+std::shared_ptr<Matrix> packed_matrix(const std::string& format_name, const Raw& data, int64_t rows,
+                                      int64_t cols) {
+    Matrix matrix{parse_format(format_name), rows, cols, data.data(), std::make_shared<Raw>(data)};
+    if (rows <= 0 || cols <= 0 || cols % info(matrix.format).block_k != 0 || data.size() != matrix.bytes())
+        throw std::invalid_argument("a packed " + format_name + " matrix of " + std::to_string(rows) + " x " +
+                                    std::to_string(cols) + " does not have " + std::to_string(data.size()) +
+                                    " bytes");
+    if (reinterpret_cast<uintptr_t>(data.data()) % kPackedAlign != 0)
+        throw std::invalid_argument("packed data must begin at a multiple of " +
+                                    std::to_string(kPackedAlign));
+    return std::make_shared<Matrix>(std::move(matrix));
+}
+
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // x [m][k] through one matrix, alone: for tests and benchmarks.
@@ -234,8 +248,24 @@ void bind_program(nb::module_& m) {
         .def_prop_ro("rows", [](const Matrix& matrix) { return matrix.rows; })
         .def_prop_ro("cols", [](const Matrix& matrix) { return matrix.cols; })
         .def_prop_ro("format", [](const Matrix& matrix) { return std::string(info(matrix.format).name); })
-        .def_prop_ro("nbytes", [](const Matrix& matrix) { return matrix.panels() * matrix.stride(); });
+        .def_prop_ro("nbytes", &Matrix::bytes)
+        .def_prop_ro(
+            "data",
+            [](const std::shared_ptr<Matrix>& matrix) {
+                return nb::ndarray<nb::numpy, const uint8_t>(matrix->data, {matrix->bytes()},
+                                                             nb::cast(matrix));
+            },
+            nb::sig("def data(self) -> NDArray[np.uint8]"));
     m.def("pack", &pack_matrix, "pool"_a, "format"_a, "data"_a, "rows"_a, "cols"_a, "mapped"_a = false);
+    m.attr("PACKED_LAYOUT") = kPackedLayout;
+    m.def("packed", &packed_matrix, "format"_a, "data"_a, "rows"_a, "cols"_a);
+    m.def(
+        "checksum",
+        [](Pool& pool, const Raw& data) {
+            const nb::gil_scoped_release release;
+            return checksum(pool, data.data(), data.size());
+        },
+        "pool"_a, "data"_a);
     m.def("linear", &linear, "pool"_a, "isa"_a, "matrix"_a, "x"_a, "two_bytes"_a = false);
     m.def("bench_linear", &bench_linear, "pool"_a, "matrix"_a, "rows"_a, "seconds"_a);
     nb::class_<Program>(m, "Program")

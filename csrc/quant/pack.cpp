@@ -6,7 +6,9 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "base/memory.h"
 #include "quant/decode.h"
 #include "threads/pool.h"
 
@@ -161,8 +163,10 @@ Matrix pack(Pool& pool, Format format, const uint8_t* data, int64_t rows, int64_
         throw std::invalid_argument("a " + std::string(info(format).name) + " matrix of " +
                                     std::to_string(rows) + " x " + std::to_string(cols) +
                                     " values: columns must be a multiple of " + std::to_string(multiple));
-    Matrix matrix{format, rows, cols, {}};
-    matrix.memory = Memory(matrix.panels() * matrix.stride());
+    Matrix matrix{format, rows, cols, nullptr, nullptr};
+    const auto memory = std::make_shared<Memory>(matrix.bytes());
+    matrix.data = memory->data();
+    matrix.owner = memory;
     const size_t row_bytes = file_bytes(format, cols);
     // Slices of the file: large enough for a system call each, and four per worker if they can be.
     constexpr size_t kSlice = size_t{2} << 20;
@@ -176,7 +180,7 @@ Matrix pack(Pool& pool, Format format, const uint8_t* data, int64_t rows, int64_
         for (int64_t panel = begin; panel < end; ++panel) {
             const uint8_t* source = data + panel * kPanel * row_bytes;
             const int count = static_cast<int>(std::min<int64_t>(kPanel, rows - panel * kPanel));
-            uint8_t* out = matrix.memory.data() + panel * matrix.stride();
+            uint8_t* out = memory->data() + panel * matrix.stride();
             if (is_float(format))
                 pack_float_panel(format, source, row_bytes, count, out);
             else

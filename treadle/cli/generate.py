@@ -12,6 +12,8 @@ from treadle.cli.main import config_option, model_argument, settings
 from treadle.config import Config
 from treadle.core import TreadleError
 
+_LOADING = ("threads", "context", "kv_dtype", "pack_cache", "pack_cache_size")
+
 
 @click.command()
 @model_argument
@@ -28,17 +30,14 @@ from treadle.core import TreadleError
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per prompt with counts and times."
 )
-@settings("threads", "context", "kv_dtype")
+@settings(*_LOADING)
 @config_option
 def command(
     model: str | None,
     prompts: tuple[str, ...],
     as_json: bool,
     config_file: str | None,
-    threads: str | None,
-    context: str | None,
-    kv_dtype: str | None,
-    **sampling: Any,
+    **options: Any,
 ) -> None:
     """Continue a text, without a chat template.
 
@@ -62,15 +61,15 @@ def command(
         raise TreadleError(
             "the prompt is empty; give at least one character, with --prompt or through a pipe"
         )
-    options = {"model": model, "threads": threads, "context": context, "kv_dtype": kv_dtype}
-    config = Config.load(options, file=config_file)
+    loading = {name: options.pop(name) for name in _LOADING}
+    config = Config.load({"model": model, **loading}, file=config_file)
     import msgspec
 
     from treadle.cli.loading import loaded
     from treadle.core import SamplingParams
 
     with loaded(config) as llm:
-        for result in llm.generate(texts, SamplingParams(**sampling)):
+        for result in llm.generate(texts, SamplingParams(**options)):
             if as_json:
                 record = {
                     "text": result.text,

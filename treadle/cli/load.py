@@ -67,6 +67,8 @@ def load_config(config: Config, path: Path) -> LoadConfig:
         kv_dtype=config.kv_dtype,
         kv_spill=config.kv_spill,
         kv_spill_size=config.kv_spill_size,
+        pack_cache=config.pack_cache,
+        pack_cache_size=config.pack_cache_size,
         target_itl=config.target_itl,
         max_queue=config.max_queue,
         speculation=config.speculation == "on",

@@ -20,5 +20,7 @@ def loaded(config: Config) -> LLM:
             threads=config.threads,
             context=config.context,
             kv_dtype=config.kv_dtype,
+            pack_cache=config.pack_cache,
+            pack_cache_size=config.pack_cache_size,
             progress=lambda share: bar.update(task, completed=share),
         )

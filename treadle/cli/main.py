@@ -102,8 +102,8 @@ def config_option(function: F) -> F:
 
 
 def _shown(name: str, value: Any) -> str:
-    if name == "max_body":
-        return f"{value // 2**20}M"
+    if name in ("max_body", "kv_spill_size", "pack_cache_size"):
+        return f"{value // 2**30}G" if value % 2**30 == 0 else f"{value // 2**20}M"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

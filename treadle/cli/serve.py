@@ -27,7 +27,7 @@ FIRST_QUESTION = "What is the capital of France?"
 @click.command()
 @click.argument("model", metavar="[[NAME=]MODEL]...", nargs=-1)
 @settings("host", "port", "api_key", "threads", "cpu_share", "context", "kv_memory", "kv_dtype")
-@settings("kv_spill", "kv_spill_size")
+@settings("kv_spill", "kv_spill_size", "pack_cache", "pack_cache_size")
 @settings("target_itl", "idle_unload", "load_timeout", "engine_timeout")
 @settings(
     "max_queue",

@@ -29,6 +29,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = "bf16"
     kv_spill: str | None = None  # folder; None: none
     kv_spill_size: int = 0
+    pack_cache: str | None = None  # folder; None: none
+    pack_cache_size: int = RunnerConfig.pack_cache_size
     target_itl: float = 0.1
     max_queue: int = 256
     speculation: bool = True
@@ -42,6 +44,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
             context=self.context,
             kv_memory=self.kv_memory,
             kv_dtype=self.kv_dtype,
+            pack_cache=self.pack_cache,
+            pack_cache_size=self.pack_cache_size,
             memory=self.memory,
             pinned=self.pinned,
         )

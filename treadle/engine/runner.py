@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from treadle.models.graph import Graph
 from treadle.models.rope import rotary
 from treadle.weights.gguf import GgufModelFile
 from treadle.weights.loader import Progress, Weights
+from treadle.weights.pack_cache import PackCache
 
 # Models with fewer weights than this feel the rounding of activations to 8 bits (docs/performance.md), and
 # have speed to spare: they get 15 bits where the weight format allows it.
@@ -41,6 +43,8 @@ class RunnerConfig:
     # Of linear operations on integer weights. auto: see TWO_BYTES_BELOW; int8; float32: unrounded, with all
     # weights unpacked to float32, for comparisons
     activations: str = "auto"
+    pack_cache: str | None = None  # folder in which packed weights are kept over restarts; None: none
+    pack_cache_size: int = 100 * 2**30  # most that it may take
     memory: int | None = None  # bytes for weights and KV cache together; None: what is available
     pinned: bool = True  # to one core each; else the system may move the threads among these cores
     max_sequences: int = 64  # decoded together
@@ -75,7 +79,10 @@ class Runner:
             self.isa = _native.isa()
         except RuntimeError as error:
             raise TreadleError(str(error)) from None
-        weights = Weights(file, self._pool, progress, unpacked=config.activations == "float32")
+        cache = None
+        if config.pack_cache is not None:
+            cache = PackCache(Path(config.pack_cache), config.pack_cache_size, file, self._pool)
+        weights = Weights(file, self._pool, progress, unpacked=config.activations == "float32", cache=cache)
         model = read_config(file)
         self.context = context_of(file, model, config)
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
@@ -98,6 +105,7 @@ class Runner:
                 f"{file.path}: tensor {unused[0]!r} is no part of architecture {file.architecture!r} as "
                 "Treadle knows it; the model would answer wrongly without it"
             )
+        weights.keep()
         self._output = graph.output_buffer
         self.weight_bytes = weights.packed_bytes
         output = "output.weight" if "output.weight" in weights else "token_embd.weight"

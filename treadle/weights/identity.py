@@ -9,12 +9,12 @@ import numpy as np
 
 from treadle.weights.gguf import GgufModelFile
 
-_SAMPLE = 4096  # bytes of each tensor that tell one model from another
+_SAMPLE = 4096  # bytes at the begin, in the middle and at the end of each tensor that tell models apart
 
 
 def model_identity(file: GgufModelFile, *parts: object) -> bytes:
-    """A hash of 16 bytes over the model's metadata, the shapes, types and first bytes of its tensors, and
-    ``parts``: whatever else decides what is derived from the model.
+    """A hash of 16 bytes over the model's metadata, the shapes and types of its tensors, three samples of
+    their bytes, and ``parts``: whatever else decides what is derived from the model.
     """
     digest = blake2b(repr(parts).encode(), digest_size=16)
     for key in sorted(file.metadata):
@@ -24,5 +24,6 @@ def model_identity(file: GgufModelFile, *parts: object) -> bytes:
     for name in file.tensor_names:
         tensor = file.tensor(name)
         digest.update(repr((name, tensor.type, tensor.shape)).encode())
-        digest.update(tensor.data[:_SAMPLE].tobytes())
+        for begin in (0, tensor.nbytes // 2, max(0, tensor.nbytes - _SAMPLE)):
+            digest.update(tensor.data[begin : begin + _SAMPLE].tobytes())
     return digest.digest()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from treadle import _native
 from treadle.core import TreadleError
 from treadle.weights.gguf import GgufModelFile
+from treadle.weights.pack_cache import PackCache
 
 # Called with (bytes done, bytes in total).
 Progress = Callable[[int, int], None]
@@ -26,12 +27,17 @@ class Weights:
         progress: Progress | None = None,
         *,
         unpacked: bool = False,
+        cache: PackCache | None = None,
     ) -> None:
-        """``unpacked``: all matrices become float32, with the same values."""
+        """``unpacked``: all matrices become float32, with the same values. ``cache``: where packed ones are
+        kept otherwise.
+        """
         self.file = file
         self._pool = pool
         self._progress = progress
         self._unpacked = unpacked
+        self._cache = None if unpacked else cache
+        self._kept = self._cache.load() if self._cache is not None else {}
         self._matrices: dict[str, _native.Matrix] = {}
         self._used: set[str] = set()
         self._done = 0
@@ -98,8 +104,17 @@ class Weights:
         except ValueError as error:
             raise TreadleError(f"{self.file.path}: {', '.join(names)}: {error}") from None
 
+    def keep(self) -> None:
+        """Have the cache, if there is one, keep what was packed: all matrices of the model are here now."""
+        if self._cache is not None and any(self._kept.get(n) is not m for n, m in self._matrices.items()):
+            self._kept = {}
+            self._cache.store(self._matrices)
+
     def _pack(self, tensor: _native.GgufTensor) -> _native.Matrix:
         rows, cols = tensor.shape
+        kept = self._kept.get(tensor.name)
+        if kept is not None and (kept.format, kept.rows, kept.cols) == (tensor.type, rows, cols):
+            return kept
         if self._unpacked:
             values = _native.dequantise(tensor.type, tensor.data)
             return _native.pack(self._pool, "F32", values.view(np.uint8), rows, cols)
