@@ -59,6 +59,21 @@ WRONG = [
 ]  # fmt: skip
 
 
+MESSAGES = {
+    "a string or a list of parts": [{"role": "user", "content": 5}],
+    "a string or a list of parts; got an object": [{"role": "user", "content": {"type": "text"}}],
+    "messages[0].content[0]: must be an object": [{"role": "user", "content": ["x"]}],
+    "messages[1]: must be an object": [*HELLO, "hi"],
+    "messages: must be a list": {"role": "user", "content": "hi"},
+}
+
+
+@pytest.mark.parametrize("said", MESSAGES)
+def test_the_allowed_kinds_of_content_are_said(server: Any, said: str) -> None:
+    error = refused(server, {"model": server.model, "messages": MESSAGES[said]}, "messages")
+    assert said in error["message"]
+
+
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_wrong_value_is_named(server: Any, field: str, value: Any) -> None:
     refused(server, {"model": server.model, "messages": HELLO, field: value}, field)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -19,17 +19,13 @@ from treadle.engine.interfaces import QueueFull
 from treadle.server.body import aside
 from treadle.server.errors import ApiError, json_response
 from treadle.server.prompt import as_many, token_ids
-from treadle.server.schema import Strict, Token
+from treadle.server.schema import Strict, Token, text_or_list
 from treadle.server.service import Served, Service, body_of, key_of, model_for, service_of
 from treadle.server.sse import while_connected
 
 MAX_INPUTS = 2048  # of the OpenAI API
 _AT_ONCE = 32  # inputs of one call in the engine: enough to fill its steps, and room for others
 _RETRY = 0.05  # seconds
-
-
-def _tag(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<list>"
 
 
 class EmbeddingsBody(Strict):
@@ -40,7 +36,7 @@ class EmbeddingsBody(Strict):
     model: str
     input: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[str | Token | list[Token]], Tag("<list>")],
-        Discriminator(_tag),
+        text_or_list("strings, token ids, or lists of token ids"),
         Field(min_length=1),
     ]
     dimensions: Annotated[int, Field(ge=1)] | None = None

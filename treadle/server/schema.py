@@ -96,8 +96,17 @@ class Strict(BaseModel):
         return schema
 
 
-def _tag(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<list>"
+def _text_tag(value: Any) -> str | None:
+    return "<text>" if isinstance(value, str) else "<list>" if isinstance(value, list) else None
+
+
+def text_or_list(items: str) -> Discriminator:
+    """Tells a text from a list of ``items``, and both from what is neither."""
+    return Discriminator(
+        _text_tag,
+        custom_error_type="text_or_list",
+        custom_error_message=f"a string or a list of {items}",
+    )
 
 
 class TextPart(Strict):
@@ -109,12 +118,12 @@ class TextPart(Strict):
 
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(max_length=4096), Tag("<list>")],
-    Discriminator(_tag),
+    text_or_list("parts"),
 ]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopText, Tag("<text>")] | Annotated[list[StopText], Field(max_length=32), Tag("<list>")],
-    Discriminator(_tag),
+    text_or_list("strings"),
 ]
 
 
@@ -187,7 +196,11 @@ class NamedTool(Strict):
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[NamedTool, Tag("<object>")],
-    Discriminator(lambda value: "<object>" if isinstance(value, dict) else "<text>"),
+    Discriminator(
+        lambda value: "<object>" if isinstance(value, dict) else "<text>" if isinstance(value, str) else None,
+        custom_error_type="tool_choice",
+        custom_error_message="'none', 'auto', 'required', or an object that names a function",
+    ),
 ]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int, Field(ge=0, lt=2**31)]
@@ -337,7 +350,7 @@ class CompletionBody(Sampling):
 
     prompt: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[str | Token | list[Token]], Tag("<list>")],
-        Discriminator(_tag),
+        text_or_list("strings, token ids, or lists of token ids"),
         Field(min_length=1),
     ]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -370,6 +383,7 @@ Body = TypeVar("Body", bound=Strict)
 
 _LISTS = ("messages", "prompt", "tokens", "input")  # may be long; each body has at most one that matters
 _SLICE = 1024
+_KINDS = {"list_type": "a list", "dict_type": "an object", "model_type": "an object"}  # by type of the error
 
 
 def validate(kind: type[Body], raw: Any) -> Body:
@@ -438,12 +452,10 @@ def _explain(kind: type[Strict], error: ValidationError, name: str, offset: int)
             allowed = f"; allowed: {', '.join(kind.model_fields)}" if len(loc) == 1 else ""
             message = f"{path} is not a known field here{allowed}"
             return ApiError(400, message, param=param, code="unknown_parameter")
-        case "too_long" | "too_short":
-            text = first["msg"].removeprefix("List should ").partition(" after validation")[0]
-            message = f"{path}: must {text}; got {_shown(first['input'])}"
-        case _:
-            text = first["msg"].removeprefix("Input should be ").removeprefix("Value should ")
-            message = f"{path}: must be {text}; got {_shown(first['input'])}"
+        case kind:
+            _, _, must = first["msg"].partition(" after validation")[0].partition(" should ")
+            must = f"be {_KINDS[kind]}" if kind in _KINDS else must or f"be {first['msg']}"
+            message = f"{path}: must {must}; got {_shown(first['input'])}"
     return ApiError(400, message, param=param, code="invalid_value")
 
 

@@ -6,11 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from treadle.server.schema import FunctionName, StopText, Strict
-
-
-def _is_text(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<list>"
+from treadle.server.schema import FunctionName, StopText, Strict, text_or_list
 
 
 def _tagged(value: Any, known: tuple[str, ...]) -> str | None:
@@ -70,7 +66,7 @@ Texts = Annotated[
     Field(max_length=4096),
 ]
 TextOrBlocks = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[Texts, Tag("<list>")], Discriminator(_is_text)
+    Annotated[str, Tag("<text>")] | Annotated[Texts, Tag("<list>")], text_or_list("blocks")
 ]
 
 
@@ -105,7 +101,7 @@ class Message(Strict):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[Block], Field(max_length=4096), Tag("<list>")],
-        Discriminator(_is_text),
+        text_or_list("blocks"),
     ]
 
 

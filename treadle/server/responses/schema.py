@@ -6,13 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from treadle.server.schema import FunctionName, StreamOptions, Strict, TextFormat
+from treadle.server.schema import FunctionName, StreamOptions, Strict, TextFormat, text_or_list
 
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-def _is_text(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<list>"
 
 
 def _tagged(value: Any, known: tuple[str, ...], default: str | None = None) -> str | None:
@@ -47,7 +43,7 @@ Part = Annotated[
 ]
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[Part], Field(max_length=4096), Tag("<list>")],
-    Discriminator(_is_text),
+    text_or_list("parts"),
 ]
 
 
@@ -80,7 +76,7 @@ class CallOutputItem(Strict):
     call_id: str
     output: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[InputText], Field(max_length=4096), Tag("<list>")],
-        Discriminator(_is_text),
+        text_or_list("parts"),
     ]
     id: str | None = None
     status: Status | None = None
@@ -248,7 +244,7 @@ class ResponsesBody(Strict):
     model: str
     input: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[Item], Field(min_length=1), Tag("<list>")],
-        Discriminator(_is_text),
+        text_or_list("items"),
     ]
     instructions: str | None = None
     previous_response_id: str | None = None
