@@ -452,9 +452,9 @@ def _explain(kind: type[Strict], error: ValidationError, name: str, offset: int)
             allowed = f"; allowed: {', '.join(kind.model_fields)}" if len(loc) == 1 else ""
             message = f"{path} is not a known field here{allowed}"
             return ApiError(400, message, param=param, code="unknown_parameter")
-        case kind:
+        case problem:
             _, _, must = first["msg"].partition(" after validation")[0].partition(" should ")
-            must = f"be {_KINDS[kind]}" if kind in _KINDS else must or f"be {first['msg']}"
+            must = f"be {_KINDS[problem]}" if problem in _KINDS else must or f"be {first['msg']}"
             message = f"{path}: must {must}; got {_shown(first['input'])}"
     return ApiError(400, message, param=param, code="invalid_value")
 
