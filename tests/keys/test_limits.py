@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -88,3 +89,9 @@ def test_list_and_audit(tmp_path: Path) -> None:
         ("create", "zoë"), ("create", "gone"), ("change", "zoë"), ("revoke", "gone"),
     ]  # fmt: skip
     assert all(act["actor"] and act["time"].endswith("+00:00") for act in acts)
+    made, _, changed, ended = treadle_key(tmp_path, "audit").splitlines()
+    assert re.search(
+        r" create  zoë \(key_\w+\)  scopes=inference models=m concurrent=3 expires=20\d\d-", made
+    )
+    assert changed.endswith("  models=all concurrent=none monthly_tokens=5")
+    assert re.search(r" revoke  gone \(key_\w+\)$", ended)

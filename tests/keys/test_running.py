@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from tests.keys.server import CHAT, Server, eventually, serving, treadle_key
+from treadle.server.routes import OPERATIONS
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,41 @@ def test_models_allowed(server: Server, folder: Path) -> None:
     assert [card["id"] for card in server.get("/v1/models", alias).json()["data"]] == ["toy"]
 
 
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"model": "toy", "prompt": "a"},
+    "/v1/embeddings": {"model": "toy", "input": "a"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/responses": {"model": "toy", "input": "a"},
+    "/v1/messages": {**CHAT, "max_tokens": 3},
+    "/v1/messages/count_tokens": CHAT,
+    "/v1/models/{name:path}": None,
+}
+
+
+def test_no_route_answers_with_a_model_that_the_key_may_not_use(server: Server, folder: Path) -> None:
+    stranger = make(server, folder, "stranger", "--model", "another")
+    friend = make(server, folder, "friend", "--model", "toy")
+    for operation in OPERATIONS:
+        if not operation.needs_model:
+            continue
+        for key, allowed in ((stranger, False), (friend, True)):
+            answer = httpx.request(
+                operation.method,
+                server.url + operation.path.replace("{name:path}", "toy"),
+                headers={"x-api-key": key},
+                json=BODIES[operation.path],
+            )
+            error = answer.json().get("error")
+            if allowed:
+                assert answer.status_code in (200, 400), operation.path
+                assert error is None or "generates text" in error["message"]
+            else:
+                assert (answer.status_code, error["type"]) == (404, "not_found_error"), operation.path
+                assert "served: none" in error["message"]
+
+
 def test_revoked_and_rotated_without_a_restart(server: Server, folder: Path) -> None:
     old = make(server, folder, "turning")
     new = treadle_key(folder, "rotate", "turning")
@@ -133,6 +169,10 @@ def test_usage_equals_what_the_answers_said(server: Server, folder: Path) -> Non
     eventually(lambda: usage(folder, "bob")[0] == 7)
     assert usage(folder, "ann") == [5, 0, 10, sums["ann"] - 10]
     assert usage(folder, "bob") == [7, 1, 12, sums["bob"] - 10 + 20]
+    listed = {entry["name"]: entry for entry in json.loads(treadle_key(folder, "list", "--json"))}
+    assert listed["ann"]["month_tokens"] == sums["ann"]
+    assert listed["ann"]["created"] <= listed["ann"]["last_used"] <= listed["bob"]["last_used"]
+    assert str(listed["bob"]["last_used"])[:16].replace("T", " ") in treadle_key(folder, "list")
     csv = treadle_key(folder, "usage", "--format", "csv", "--by-day").splitlines()
     assert csv[0] == "day,key,id,model,requests,errors,prompt_tokens,cached_tokens,completion_tokens"
     assert any(line.split(",")[1] == "ann" for line in csv)

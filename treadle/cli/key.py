@@ -177,15 +177,16 @@ def rotate(name: str, keep_old: str, data_dir: str | None, config_file: str | No
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @_store_options
 def list_keys(everything: bool, as_json: bool, data_dir: str | None, config_file: str | None) -> None:
-    """List the keys, what they may do and what they have used this month."""
+    """List the keys, what they may do and what they have used this month. Times are UTC."""
     from treadle.keys.usage import today
 
     with _store(data_dir, config_file) as store:
-        keys, hints = store.all_keys(), store.hints()
+        keys, hints, used = store.all_keys(), store.hints(), store.last_used()
         tokens = store.month_tokens(today(time.time())[:7])
     shown = [key for key in keys if everything or _state(key) == "active"]
     if as_json:
-        click.echo(json.dumps([_entry(key, hints[key.id], tokens.get(key.id, 0)) for key in shown], indent=2))
+        entries = [_entry(key, hints[key.id], tokens.get(key.id, 0), used.get(key.id)) for key in shown]
+        click.echo(json.dumps(entries, indent=2))
         return
     rows = [
         (
@@ -195,12 +196,24 @@ def list_keys(everything: bool, as_json: bool, data_dir: str | None, config_file
             ",".join(sorted(key.models)) or "all",
             _limits(key) or "none",
             f"{tokens.get(key.id, 0):,}",
+            _date(used.get(key.id)),
             _date(key.expires),
             _state(key),
         )
         for key in shown
     ]
-    _table(("NAME", "ID", "SCOPES", "MODELS", "LIMITS", "TOKENS THIS MONTH", "EXPIRES", "STATE"), rows)
+    titles = (
+        "NAME",
+        "ID",
+        "SCOPES",
+        "MODELS",
+        "LIMITS",
+        "TOKENS THIS MONTH",
+        "LAST USED",
+        "EXPIRES",
+        "STATE",
+    )
+    _table(titles, rows)
 
 
 @command.command()
@@ -254,8 +267,10 @@ def audit(as_json: bool, data_dir: str | None, config_file: str | None) -> None:
         if as_json:
             click.echo(json.dumps({**act, "time": when}))
         else:
-            click.echo(f"{when}  {act['actor']}  {act['action']}  {act['name']} ({act['key']})  ", nl=False)
-            click.echo(" ".join(f"{name}={value}" for name, value in act["details"].items()))
+            told = " ".join(f"{name}={_told(name, value)}" for name, value in act["details"].items())
+            click.echo(
+                f"{when}  {act['actor']}  {act['action']}  {act['name']} ({act['key']})  {told}".rstrip()
+            )
 
 
 def _check_name(name: str) -> None:
@@ -315,8 +330,19 @@ def _date(when: float | None) -> str:
     return "never" if when is None else datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _entry(key: Key, hint: str, tokens: int) -> dict[str, Any]:
-    times = {name: getattr(key, name) for name in ("created", "expires", "revoked")}
+def _told(name: str, value: Any) -> str:
+    """A value of the audit log, as the options of the command write it."""
+    if value is None:
+        return "none"
+    if name == "expires":
+        return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
+    if name in ("scopes", "models"):
+        return ",".join(json.loads(value)) or "all"
+    return str(value)
+
+
+def _entry(key: Key, hint: str, tokens: int, used: float | None) -> dict[str, Any]:
+    times = {"created": key.created, "last_used": used, "expires": key.expires, "revoked": key.revoked}
     return {
         "id": key.id,
         "name": key.name,

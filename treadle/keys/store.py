@@ -216,6 +216,11 @@ class Store:
         with self._explained():
             return dict(self._db.execute("SELECT key, hint FROM secrets ORDER BY created").fetchall())
 
+    def last_used(self) -> dict[str, float]:
+        """When each key id was used last, in seconds since 1970."""
+        with self._explained():
+            return dict(self._db.execute("SELECT key, max(last_used) FROM usage GROUP BY key").fetchall())
+
     def usage(self, since: str, until: str) -> list[tuple[Used, Counts]]:
         """Usage per key, model and day, for days (``2027-01-31``) from ``since`` to ``until``."""
         columns = ", ".join(Counts.__struct_fields__)
