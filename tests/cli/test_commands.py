@@ -21,6 +21,7 @@ from tests.hub.server import serving
 from treadle.cli.main import COMMANDS
 from treadle.cli.serve import FIRST_QUESTION, first_steps
 from treadle.config import Config
+from treadle.server.routes import OPERATIONS
 
 
 def clean_environment() -> dict[str, str]:
@@ -47,6 +48,11 @@ def test_no_command_shows_the_help(arguments: list[str]) -> None:
     result = treadle(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == treadle(*arguments, "--help").stdout
+
+
+def test_help_of_serve_lists_every_route() -> None:
+    words = set(treadle("serve", "--help").stdout.split())
+    assert {op.path for op in OPERATIONS if "{" not in op.path} <= words
 
 
 def test_help_imports_nothing_heavy() -> None:

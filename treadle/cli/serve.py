@@ -46,7 +46,7 @@ FIRST_QUESTION = "What is the capital of France?"
 )
 @config_option
 def command(model: tuple[str, ...], first_answer: bool, config_file: str | None, **flags: Any) -> None:
-    """Serve models over the OpenAI API.
+    """Serve models over the APIs of OpenAI and Anthropic.
 
     MODEL is a .gguf file or a name known to `treadle list`; without it the built-in SmolLM2-135M-Instruct is
     served. NAME= chooses what the API calls it. Several models are loaded as far as they fit into memory
@@ -62,9 +62,10 @@ def command(model: tuple[str, ...], first_answer: bool, config_file: str | None,
     treadle key create alice        one more, also while the server runs; see `treadle key --help`
 
     \b
-    GET  /health  /ready  /version  /metrics
+    GET  /health  /ready  /version  /metrics  /openapi.json
     GET  /v1/models  /v1/models/NAME
     POST /v1/chat/completions  /v1/completions  /v1/embeddings
+    POST /v1/responses  /v1/messages  /v1/messages/count_tokens
     POST /tokenize  /detokenize
     """
     config = Config.load({**flags, "model": model}, file=config_file)
