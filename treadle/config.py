@@ -184,6 +184,13 @@ class Config:
         "on: guess tokens from earlier text where that saves time, with the same answers; off: never.",
         "on|off",
     )
+    draft: tuple[str, ...] = setting(
+        (),
+        _list,
+        "Smaller model with the same tokenizer that guesses tokens, with the same answers; NAME= says for "
+        "which of several models. Default: none.",
+        "[NAME=]MODEL",
+    )
     idle_unload: float = setting(
         0.0,
         _seconds,

@@ -96,6 +96,8 @@ class LLM:
     threads: worker threads; None: one per physical core that this process may use.
     context: tokens of prompt and answer together; None: what the model was trained for, at most 32768.
     kv_dtype: numbers in the KV cache: "bf16", or "q8" or "q4", for longer contexts in the same memory.
+    draft: a smaller model with the same tokenizer, which guesses tokens where that saves time; answers stay
+        the same.
     pack_cache: folder in which packed weights are kept, so that the next LLM with that model maps them;
     pack_cache_size: most bytes that it may take, of all models; the models used least recently go.
     progress: called while the weights are packed with the share that is done, 0 to 1.
@@ -114,6 +116,7 @@ class LLM:
         context: int | None = None,
         *,
         kv_dtype: str = "bf16",
+        draft: str | os.PathLike[str] | None = None,
         pack_cache: str | os.PathLike[str] | None = None,
         pack_cache_size: int = 100 * 2**30,
         progress: Callable[[float], None] | None = None,
@@ -122,6 +125,8 @@ class LLM:
             raise TreadleError(
                 f"model is {model!r}; it must be a name, a path, or None for the built-in model"
             )
+        if not isinstance(draft, str | os.PathLike | None):
+            raise TreadleError(f"draft is {draft!r}; it must be a name, a path, or None for no draft model")
         if threads is not None:
             threads = inputs.whole_number("threads", threads, 1)
         if context is not None:
@@ -131,24 +136,26 @@ class LLM:
         if not isinstance(pack_cache, str | os.PathLike | None):
             raise TreadleError(f"pack_cache is {pack_cache!r}; it must be a path, or None")
         machine.require_isa()
-        from treadle.engine.load import LoadConfig, load_runner  # not above: the native module needs that CPU
+        from treadle.engine.load import LoadConfig, load_models  # not above: the native module needs that CPU
         from treadle.weights.gguf import open_gguf
 
         path = os.fspath(hub.resolve(model))
         self._tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
         self._preset = preset_for(self._tokenizer.name) or preset_for(Path(path).stem)
-        loading = LoadConfig(
+        config = LoadConfig(
             path=path,
+            draft=None if draft is None else os.fspath(hub.resolve(draft)),
             threads=threads,
             context=context,
             kv_dtype=kv_dtype,
             pack_cache=None if pack_cache is None else os.fsdecode(pack_cache),
             pack_cache_size=inputs.whole_number("pack_cache_size", pack_cache_size, 1),
         )
-        self._runner: Runner | None = load_runner(loading, progress)
-        if self._runner.embeds:
+        runner, small = load_models(config, progress)
+        if runner.embeds:
             raise TreadleError(f"{path} makes embeddings; serve it with `treadle serve`, /v1/embeddings")
-        self._engine: Engine | None = Engine(self._runner, EngineConfig(max_queue=sys.maxsize))
+        self._runner: Runner | None = runner
+        self._engine: Engine | None = Engine(runner, EngineConfig(max_queue=sys.maxsize), draft=small)
         self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, "treadle-engine")
         self._next_step: Future[None] | None = None  # the one that was asked for last

@@ -36,7 +36,7 @@ _HELP = "/clear forgets the conversation, /bye ends (so does Ctrl-D), Ctrl-C sto
     "--max-tokens", type=click.IntRange(1), help="Longest answer. Default: until the context is full."
 )
 @click.option("--seed", type=int, help="Makes answers repeatable.")
-@settings("threads", "context", "kv_dtype", "pack_cache", "pack_cache_size")
+@settings("threads", "context", "kv_dtype", "draft", "pack_cache", "pack_cache_size")
 @config_option
 def command(
     model: str | None,

@@ -31,12 +31,13 @@ async def load_models(config: Config) -> list[Served]:
     """The models of ``config``; those that fit into memory together are being loaded when it returns. Raises
     TreadleError if one of them cannot be served."""
     found = await asyncio.to_thread(find_all, config.model)
+    drafts = await asyncio.to_thread(find_drafts, config.draft, [name for name, _, _ in found])
     residents = Residents(config.idle_unload)
     turns = residents.turns if len(found) > 1 else None
     manners = Manners(turns=turns, spare=config.cpu_share == "spare")
     models: list[tuple[ModelEngine, Outline]] = []
     for name, path, _ in found:
-        settings = load_config(config, path)
+        settings = load_config(config, path, drafts.get(name))
         known = await asyncio.to_thread(outline, settings)
         plan = Plan(
             start=_starter(config, settings, manners),
@@ -57,10 +58,11 @@ async def load_models(config: Config) -> list[Served]:
         raise
 
 
-def load_config(config: Config, path: Path) -> LoadConfig:
+def load_config(config: Config, path: Path, draft: Path | None = None) -> LoadConfig:
     """What an engine process is told to load."""
     return LoadConfig(
         path=str(path),
+        draft=None if draft is None else str(draft),
         threads=config.threads,
         context=config.context,
         kv_memory=config.kv_memory,
@@ -119,6 +121,26 @@ def find_all(models: tuple[str, ...]) -> list[tuple[str, Path, tuple[str, ...]]]
         (name, path, tuple(alias for alias in aliases if alias not in found))
         for name, path, aliases in found.values()
     ]
+
+
+def find_drafts(drafts: tuple[str, ...], names: list[str]) -> dict[str, Path]:
+    """The files of draft models by the names of the models that they guess for. Raises TreadleError when one
+    is for none of ``names``, or it is not said for which."""
+    found: dict[str, Path] = {}
+    for text in drafts:
+        name, model = split_name(text)
+        if name is None and len(names) > 1:
+            raise TreadleError(
+                f"--draft {text}: several models are served; say for which it guesses: "
+                f"--draft {names[0]}={text}"
+            )
+        name = name or names[0]
+        if name not in names:
+            raise TreadleError(f"--draft {text}: no model {name} is served; there are: {', '.join(names)}")
+        if name in found:
+            raise TreadleError(f"--draft {text}: {name} has a draft model already; leave one of the two out")
+        found[name] = find(model)[0]
+    return found
 
 
 def split_name(text: str | None) -> tuple[str | None, str | None]:

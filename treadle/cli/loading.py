@@ -7,10 +7,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from treadle import LLM
 from treadle.config import Config
+from treadle.core import TreadleError
 
 
 def loaded(config: Config) -> LLM:
     """Load the model that the settings name. The bar is drawn on the error stream if that is a terminal."""
+    if len(config.draft) > 1:
+        raise TreadleError(f"--draft is given {len(config.draft)} times; one model has one draft model")
     console = Console(stderr=True)
     columns = (TextColumn("loading"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -20,6 +23,7 @@ def loaded(config: Config) -> LLM:
             threads=config.threads,
             context=config.context,
             kv_dtype=config.kv_dtype,
+            draft=next(iter(config.draft), None),
             pack_cache=config.pack_cache,
             pack_cache_size=config.pack_cache_size,
             progress=lambda share: bar.update(task, completed=share),

@@ -32,6 +32,7 @@ FIRST_QUESTION = "What is the capital of France?"
 @settings(
     "max_queue",
     "speculation",
+    "draft",
     "reasoning_format",
     "cors_origin",
     "max_body",
@@ -91,7 +92,7 @@ def command(model: tuple[str, ...], first_answer: bool, config_file: str | None,
     configure(config.log_level, config.log_format)
     named = [split_name(model) for model in config.model]
     source = named[0][1] if named else None
-    for _, path in named:
+    for _, path in named + [split_name(draft) for draft in config.draft]:
         hub.check(path)
     click.echo(f"Loading {', '.join(config.model) or 'the built-in model'} ...")
     run(config, load, installed_version(), on_loaded)

@@ -46,6 +46,7 @@ class RunnerConfig:
     pack_cache: str | None = None  # folder in which packed weights are kept over restarts; None: none
     pack_cache_size: int = 100 * 2**30  # most that it may take
     memory: int | None = None  # bytes for weights and KV cache together; None: what is available
+    reserved: int = 0  # bytes of these that a draft model needs
     pinned: bool = True  # to one core each; else the system may move the threads among these cores
     max_sequences: int = 64  # decoded together
     max_tokens: int = 512  # per step: activations of a linear pass stay in L2 (csrc/program/ops_linear.cpp)
@@ -61,34 +62,29 @@ class Runner:
         config: RunnerConfig | None = None,
         progress: Progress | None = None,
         grammars: Grammars | None = None,
+        pool: _native.Pool | None = None,
     ) -> None:
-        """Pack the weights. Raises TreadleError when the model is unsupported or does not fit the memory."""
+        """Pack the weights. ``pool``: workers to share with another runner, in turn. Raises TreadleError when
+        the model is unsupported or does not fit the memory.
+        """
         config = config or RunnerConfig()
         build = builder(file.architecture)
-        cpus = machine.threads()
-        if config.threads is not None:
-            if not 1 <= config.threads <= len(cpus):
-                raise TreadleError(
-                    f"{config.threads} threads were asked for; this process may use 1 to {len(cpus)} "
-                    "physical cores"
-                )
-            cpus = cpus[: config.threads]
-        self._pool = _native.Pool(len(cpus), cpus, config.pinned)
-        self.threads = len(cpus)
+        self.pool = pool or _new_pool(config)
+        self.threads = self.pool.threads
         try:
             self.isa = _native.isa()
         except RuntimeError as error:
             raise TreadleError(str(error)) from None
         cache = None
         if config.pack_cache is not None:
-            cache = PackCache(Path(config.pack_cache), config.pack_cache_size, file, self._pool)
-        weights = Weights(file, self._pool, progress, unpacked=config.activations == "float32", cache=cache)
+            cache = PackCache(Path(config.pack_cache), config.pack_cache_size, file, self.pool)
+        weights = Weights(file, self.pool, progress, unpacked=config.activations == "float32", cache=cache)
         model = read_config(file)
         self.context = context_of(file, model, config)
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
         self.num_blocks = cache_blocks(file, model, self.context, config)
         self._program = _native.Program(
-            self._pool,
+            self.pool,
             self.isa,
             self.max_tokens,
             self.max_sequences,
@@ -134,12 +130,12 @@ class Runner:
 
     def measure_read_limit(self) -> float:
         """Bytes per second at which the workers read memory: the limit of every step. Takes about 0.2 s."""
-        seconds = _native.bench_read(self._pool, _READ_BYTES, 3)
+        seconds = _native.bench_read(self.pool, _READ_BYTES, 3)
         return _READ_BYTES / min(seconds)
 
     def use_threads(self, count: int, /) -> None:
         """See StepRunner.use_threads."""
-        self._pool.active = count
+        self.pool.active = count
 
     @property
     def logits(self) -> NDArray[np.float32]:
@@ -156,7 +152,7 @@ class Runner:
     def sample(self, rows: Sequence[int], states: Sequence[_native.SamplerState], /) -> SampleResult:
         """See StepRunner.sample."""
         settle(states)
-        return self._sampler.sample(self.logits, rows, states, self._pool)
+        return self._sampler.sample(self.logits, rows, states, self.pool)
 
     def new_state(self, request: Request, /) -> _native.SamplerState:
         """See StepRunner.new_state."""
@@ -182,6 +178,18 @@ class Runner:
         if self._grammars is None:
             raise ValueError("grammar: this engine has no tokenizer, so it cannot follow grammars")
         return GuidedState(self._grammars, p, **sampling)
+
+
+def _new_pool(config: RunnerConfig) -> _native.Pool:
+    cpus = machine.threads()
+    if config.threads is not None:
+        if not 1 <= config.threads <= len(cpus):
+            raise TreadleError(
+                f"{config.threads} threads were asked for; this process may use 1 to {len(cpus)} "
+                "physical cores"
+            )
+        cpus = cpus[: config.threads]
+    return _native.Pool(len(cpus), cpus, config.pinned)
 
 
 def context_of(file: GgufModelFile, model: ModelConfig, config: RunnerConfig) -> int:
@@ -228,7 +236,7 @@ def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: 
     least = -(-context // BLOCK)
     weights = _weight_bytes(file, config)
     available = min(machine.available_memory(), config.memory or sys.maxsize)
-    left = available - weights
+    left = available - weights - config.reserved
     if config.kv_memory is not None:
         blocks = config.kv_memory // block_bytes
         if blocks < least:
@@ -239,10 +247,11 @@ def cache_blocks(file: GgufModelFile, model: ModelConfig, context: int, config: 
     else:
         blocks = max(least, min(8 * least, left // 4 // block_bytes))
     if blocks * block_bytes > left:
+        draft = f", and its draft model {_size(config.reserved)}" if config.reserved else ""
         raise TreadleError(
             f"{file.path} needs {_size(weights)} for weights and {_size(blocks * block_bytes)} of KV "
-            f"cache for a context of {context} tokens, but {_size(available)} are available; free memory, "
-            "use a smaller model or quantisation, or a smaller context"
+            f"cache for a context of {context} tokens{draft}, but {_size(available)} are available; free "
+            "memory, use a smaller model or quantisation, or a smaller context"
         )
     return int(blocks)
 

@@ -143,7 +143,7 @@ class DraftModel:
 
     def pass_seconds(self, sequences: int, base: float) -> float:
         """Of a pass that guesses a token of each of so many. ``base``: of a step of the model."""
-        return self._pass_s.get(sequences) or self._share * base
+        return self._pass_s.get(sequences, self._share * base)
 
     def reading_seconds(self, tokens: int, base: float) -> float:
         """Of reading so many."""
