@@ -158,6 +158,33 @@ def test_sampler_follows_the_grammar(smol: Grammars) -> None:
     assert smol.text.decode(ids) == '"北京"'
 
 
+def test_masks_of_a_step_are_made_together(smol: Grammars) -> None:
+    words = ["one", "two", "three", "北京"]
+    states = [GuidedState(smol, params({"enum": [words[i % 4]]}), temperature=0.0) for i in range(40)]
+    written: list[list[int]] = [[] for _ in states]
+    sampler = _native.Sampler(smol.vocab_size)
+    logits = np.zeros((1, smol.vocab_size), np.float32)
+    for step in range(12):
+        settle(states)
+        for state, ids in zip(states, written, strict=True):
+            token = int(sampler.sample(logits, [0], [state])[0][0])
+            state.accept(token)
+            ids += [token] if token not in smol.text.eos_ids else []
+        if step % 3:  # else the masks are made where they are waited for
+            smol.begin()
+    assert [smol.text.decode(ids) for ids in written] == [f'"{words[i % 4]}"' for i in range(40)]
+
+
+def test_sets_of_tokens_change_no_mask(smol: Grammars) -> None:
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 14}}
+    grammar = LLMatcher.grammar_from_json_schema(schema)
+    tokens = smol.prepare().result()
+    fast, plain = LLMatcher(tokens, grammar), LLMatcher(tokens.with_slices([]), grammar)
+    for token in smol.text.encode('["A tall \\"tree\\"", "北京 欢迎你", "a\\n b", "", "ninety nine"]'):
+        assert fast.compute_bitmask() == plain.compute_bitmask()
+        assert fast.consume_token(token) and plain.consume_token(token)
+
+
 def test_parameters_that_oppose_a_grammar(smol: Grammars) -> None:
     for name, value in (("ignore_eos", True), ("min_tokens", 3)):
         with pytest.raises(ValueError, match=name):

@@ -27,6 +27,7 @@ Words = NDArray[np.uint32]  # [(vocabulary + 31) // 32]: bit i % 32 of word i //
 log = logging.getLogger("treadle.engine")
 
 _THREADS = 2
+_LEAST = 16  # masks per task, about 0.5 ms
 
 
 class Grammars:
@@ -39,6 +40,9 @@ class Grammars:
         self.open_id = tokenizer.token_id(OPEN)
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._loading: Future[LLTokenizer] | None = None
+        # Steps have threads of their own, so that no answer waits for the grammar of another to be compiled.
+        self._steps = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
+        self._due: list[GuidedState] = []  # have accepted a token that their next mask must take in
 
     def prepare(self) -> Future[LLTokenizer]:
         """Begin to index the vocabulary, which takes about a second, unless that has been done."""
@@ -48,6 +52,21 @@ class Grammars:
 
     def _load(self) -> LLTokenizer:
         return index(self.text, self.vocab_size)
+
+    def due(self, state: GuidedState) -> None:
+        """``state`` needs a new mask; ``begin`` has it made."""
+        self._due.append(state)
+
+    def begin(self) -> None:
+        """Begin to make the masks that are due, beside what the caller does next. One task for many masks:
+        to wake a thread takes as long as some masks do."""
+        due, self._due = self._due, []
+        size = max(-(-len(due) // _THREADS), _LEAST)
+        for first in range(0, len(due), size):
+            part = due[first : first + size]
+            task = self._steps.submit(_advance_all, part)
+            for state in part:
+                state.wait_for(task)
 
     @cached_property
     def not_end(self) -> Words:
@@ -172,9 +191,9 @@ def is_guided(params: SamplingParams) -> bool:
 
 
 class GuidedState(_native.SamplerState):
-    """A sampler state whose mask follows a grammar and a budget of reasoning. The masks are made on the
-    threads of ``grammars``, while the model computes the logits that they will be applied to; call ``settle``
-    before sampling."""
+    """A sampler state whose mask follows a grammar and a budget of reasoning. Masks are made on threads of
+    ``grammars`` from its ``begin`` on, while the model computes the logits that they will be applied to; call
+    ``settle`` before sampling."""
 
     def __init__(self, grammars: Grammars, params: SamplingParams, **sampling: Any) -> None:
         """``sampling``: parameters of SamplerState. Raises ValueError for those that oppose a grammar."""
@@ -186,7 +205,8 @@ class GuidedState(_native.SamplerState):
         self._grammars = grammars
         self._guide: Guide | None = None
         self._mask: Words | None = None  # the one that is set
-        self._pending: Future[None] | None = grammars.pool.submit(self._begin, tokenizer, params)
+        self._token: int | None = None  # accepted, and not yet taken in by the guide
+        self._task: Future[None] | None = grammars.pool.submit(self._begin, tokenizer, params)
 
     def _begin(self, tokenizer: Future[LLTokenizer] | None, params: SamplingParams) -> None:
         self._guide = Guide(self._grammars, tokenizer.result() if tokenizer else None, params)
@@ -194,8 +214,19 @@ class GuidedState(_native.SamplerState):
     def accept(self, token: int) -> None:
         """Append one output token."""
         super().accept(token)
-        assert self._guide is not None
-        self._pending = self._grammars.pool.submit(self._guide.accept, token)
+        self._token = token
+        self._grammars.due(self)
+
+    def wait_for(self, task: Future[None]) -> None:
+        """``task`` will call ``advance``."""
+        self._task = task
+
+    def advance(self) -> None:
+        """Make the mask for what comes after the newest token."""
+        token, self._token = self._token, None
+        if token is not None:
+            assert self._guide is not None
+            self._guide.accept(token)
 
     @property
     def failure(self) -> str | None:
@@ -203,11 +234,11 @@ class GuidedState(_native.SamplerState):
         return self._guide.failure if self._guide is not None else None
 
     def settle(self) -> None:
-        """Wait until the mask fits the last token."""
-        if self._pending is None:
-            return
-        self._pending.result()
-        self._pending = None
+        """Wait until the mask fits the newest token, or make it here if nobody has begun."""
+        if self._task is not None:
+            self._task.result()
+            self._task = None
+        self.advance()
         assert self._guide is not None
         words = self._guide.words
         if words is self._mask:
@@ -217,6 +248,11 @@ class GuidedState(_native.SamplerState):
             self.clear_mask()
         else:
             self.set_mask(words)
+
+
+def _advance_all(states: list[GuidedState]) -> None:
+    for state in states:
+        state.advance()
 
 
 def _check(grammars: Grammars, params: SamplingParams) -> None:

@@ -121,6 +121,8 @@ class Runner:
 
     def run(self, tokens: Ids, query_lens: Ids, past_lens: Ids, slots: Ids, logits_rows: Ids, /) -> None:
         """See StepRunner.run."""
+        if self._grammars is not None:
+            self._grammars.begin()
         self._program.run(tokens, query_lens, past_lens, slots, logits_rows, self.tables)
 
     def step_bytes(self, query_lens: Ids, past_lens: Ids, logits_rows: Ids, /) -> int:

@@ -13,6 +13,13 @@ from treadle.text.tokenizer import Tokenizer
 _LIMITS = re.compile(r"(Parser Error: )?(Current row has \d+ items; max is \d+|lexer error: [a-z ]+)")
 _ROW = 10_000  # ways to go on at one place, about four per optional property of an object; 20 take 1 µs
 
+# Sets of tokens that are allowed or not as a whole: those that fit into strings of JSON, by their length in
+# characters. One for each length makes a mask in a string with maxLength three times as fast as the library's
+# own sets (10, 30, any), because near the end of the string few tokens are left to try.
+_BLANKS = r"[\x20\x0A\x0D\x09]+"
+_CHARACTER = r"[^\"\\\x00-\x1F\x7F]"
+_LENGTHS = (*range(1, 17), 20, 30)
+
 
 def index(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
     """The vocabulary in the form that masks are computed from, which takes up to a second.
@@ -23,7 +30,9 @@ def index(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
     if not tokenizer.eos_ids:
         raise ValueError("this model has no token that ends a text, so it cannot follow grammars")
     return LLTokenizer(
-        TokenizerWrapper(_Vocabulary(tokenizer, vocab_size)), eos_token=sorted(tokenizer.eos_ids)
+        TokenizerWrapper(_Vocabulary(tokenizer, vocab_size)),
+        eos_token=sorted(tokenizer.eos_ids),
+        slices=[_BLANKS, *(f"{_CHARACTER}{{1,{most}}}" for most in _LENGTHS), f"{_CHARACTER}+"],
     )
 
 
