@@ -33,6 +33,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 def make(server: Server, folder: Path, name: str, *options: str) -> str:
     secret = treadle_key(folder, "create", name, *options)
+    eventually(lambda: server.get("/version", None).status_code == 401)  # open until it knows of a first key
     eventually(lambda: server.get("/version", secret).is_success)
     return secret
 
@@ -176,6 +177,23 @@ def test_usage_equals_what_the_answers_said(server: Server, folder: Path) -> Non
     csv = treadle_key(folder, "usage", "--format", "csv", "--by-day").splitlines()
     assert csv[0] == "day,key,id,model,requests,errors,prompt_tokens,cached_tokens,completion_tokens"
     assert any(line.split(",")[1] == "ann" for line in csv)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_client_does_not_wait_for_counts(server: Server, folder: Path, stream: bool) -> None:
+    key = make(server, folder, f"hasty-{stream}", "--concurrent", "1")
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            server.url + "/v1/chat/completions",
+            headers={"x-api-key": key},
+            json={**CHAT, "stream": stream, "n": 5},
+            timeout=httpx.Timeout(5, read=0.004 if stream else 0.1),  # tokens come every 0.01 s
+        )
+    eventually(lambda: usage(folder, f"hasty-{stream}")[0] == 1)
+    _, _, prompt, completion = usage(folder, f"hasty-{stream}")
+    assert prompt == 2 and 0 <= completion < 100
+    assert stream or completion > 0
+    assert server.ask(key).is_success  # its place is free again
 
 
 def test_the_log_names_keys_and_never_shows_them(server: Server, folder: Path) -> None:

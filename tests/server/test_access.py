@@ -74,6 +74,14 @@ def test_without_key_only_this_machine(scripted: Start) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "not_local"), headers
     assert api.get("/v1/models", headers={"x-forwarded-for": "127.0.0.1"}).is_success
     assert api.get("/v1/models", headers={"x-forwarded-for": "127.0.0.1, 10.0.0.7"}).status_code == 403
+    proxies = {
+        "x-real-ip": ("127.0.0.1", "10.0.0.7"),
+        "forwarded": ('for="[::1]:5000";proto=http, for=127.0.0.1', "for=127.0.0.1, For=10.0.0.7"),
+    }
+    for name, (own, foreign) in proxies.items():
+        assert api.get("/v1/models", headers={name: own}).is_success
+        assert api.get("/v1/models", headers={name: foreign}).status_code == 403
+    assert api.get("/v1/models", headers={"forwarded": "for=unknown"}).status_code == 403
     for host in ("0.0.0.0", "192.168.1.5", "::", "example.org"):
         assert not is_loopback(host)
     for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,19 @@ def test_a_client_that_leaves_frees_the_engine(api: Api) -> None:
     assert 'treadle_engine_running{model="emb"} 0.0' in text
     assert 'treadle_engine_kv_blocks_held{model="emb"} 0.0' in text
     assert post(api, input="a").is_success
+
+
+def test_streams_of_another_model_go_on(api: Api) -> None:
+    """Case J08."""
+    inputs = [[1 + i % 200] * 200 for i in range(2000)]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(post, api, input=inputs, cache_salt="long")
+        body = {"model": "gen", "prompt": "a", "max_tokens": 16, "ignore_eos": True, "stream": True}
+        with Api(api.url, "gen") as other:
+            for _ in range(3):
+                assert other.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
+        assert not asked.done()
+        assert len(asked.result(60).json()["data"]) == 2000
 
 
 def test_the_output_matrix_is_not_loaded(file: Path, tmp_path: Path, model: PreTrainedModel) -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -29,6 +30,9 @@ SCOPES = {
     "/tokenize": "inference",
     "/detokenize": "inference",
 }
+
+
+_FOR = re.compile(r'\bfor="?([^";,\s]*)', re.IGNORECASE)
 
 
 def scope_of(path: str) -> str:
@@ -97,16 +101,23 @@ class Auth:
         origin = headers.get("origin")
         local_origin = origin is None or is_loopback(_hostname(origin))
         allowed_origin = local_origin or "*" in self.origins or origin in self.origins
-        forwarded = [
-            part.strip() for value in headers.getlist("x-forwarded-for") for part in value.split(",")
-        ]
-        if not is_loopback(host) or not allowed_origin or not all(map(is_loopback, forwarded)):
+        if not is_loopback(host) or not allowed_origin or not all(map(is_loopback, _forwarded_for(headers))):
             raise ApiError(
                 403,
                 "this server has no API key and therefore answers only programs on its own machine; "
                 "make a key with `treadle key create` to open it, or use --cors-origin for a web page",
                 code="not_local",
             )
+
+
+def _forwarded_for(headers: Headers) -> list[str]:
+    """For whom proxies have forwarded the request, as far as they say so."""
+    lists = [*headers.getlist("x-forwarded-for"), *headers.getlist("x-real-ip")]
+    found = [part.strip() for value in lists for part in value.split(",")]
+    for value in headers.getlist("forwarded"):  # RFC 7239
+        nodes = _FOR.findall(value)
+        found += [_hostname("//" + node) for node in nodes] or [""]
+    return found
 
 
 def _presented(headers: Headers) -> list[str]:
