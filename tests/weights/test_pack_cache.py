@@ -137,8 +137,8 @@ def foreign(path: Path, other: Path) -> None:
         (flip(12), "another version"),
         (flip(40), "index is damaged"),
         (flip(100), "index is damaged"),
-        (flip(2 << 20), "is damaged"),
-        (flip(-4096), "is damaged"),
+        (flip(2 << 20), "matrices are damaged"),
+        (flip(-4096), "matrices are damaged"),
         (foreign, "another model"),
     ],
 )

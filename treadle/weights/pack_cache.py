@@ -5,11 +5,11 @@ the layouts in which its matrices are packed, which are the same on every ISA le
 name complete or not at all, and is never changed then, so any number of processes may map it. Its parts:
 
     header        magic, version, layout, sizes of index and file, checksum over these and the index
-    index         msgpack: the identity, and per matrix its name, format, shape, place and checksum
+    index         msgpack: identity, checksum over the matrices, and of each its name, format, shape, place
     from 2 MiB    the matrices, at whole pages
 
-The sums of all matrices are checked when the file is mapped, at the speed of memory. A file that is cut,
-damaged or of another version is one that is not there, and is written anew.
+Everything is checked when the file is mapped, at the speed of memory. A file that is cut, damaged or of
+another version is one that is not there, and is written anew.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from treadle import _native
 from treadle.weights.gguf import GgufModelFile
@@ -52,11 +53,11 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     cols: int
     offset: int
     nbytes: int
-    sum: int
 
 
 class _Index(msgspec.Struct, frozen=True, array_like=True):
     identity: bytes
+    sum: int
     entries: list[_Entry]
 
 
@@ -79,7 +80,7 @@ class PackCache:
                 matrices = self._map(file.fileno())
         except FileNotFoundError:
             return {}
-        except (OSError, _Damaged) as error:
+        except (OSError, ValueError, msgspec.MsgspecError, _Damaged) as error:
             why = error.strerror if isinstance(error, OSError) else error
             log.warning("packed weights in %s cannot be used (%s); packing again", self._path, why)
             return {}
@@ -103,38 +104,30 @@ class PackCache:
         index = msgspec.msgpack.decode(payload, type=_Index)
         if index.identity != self._identity:
             raise _Damaged("it is of another model")
-        mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        with suppress(OSError):  # page caches with large folios map them as huge pages
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        content = np.frombuffer(mapping, np.uint8)
-        matrices = {}
-        for entry in index.entries:
-            data = content[entry.offset : entry.offset + entry.nbytes]
-            if _native.checksum(self._pool, data) != entry.sum:
-                raise _Damaged(f"{entry.name} is damaged")
-            matrices[entry.name] = _native.packed(entry.format, data, entry.rows, entry.cols)
-        return matrices
+        content = _content(fd, size)
+        if _native.checksum(self._pool, content[_HUGE:]) != index.sum:
+            raise _Damaged("its matrices are damaged")
+        return {
+            e.name: _native.packed(e.format, content[e.offset : e.offset + e.nbytes], e.rows, e.cols)
+            for e in index.entries
+        }
 
     def store(self, matrices: Matrices) -> None:
         """Write the file. Nothing depends on it: where that fails, a warning says why."""
         entries, end = [], _HUGE
         for name, matrix in matrices.items():
-            sum = _native.checksum(self._pool, matrix.data)
-            entries.append(_Entry(name, matrix.format, matrix.rows, matrix.cols, end, matrix.nbytes, sum))
+            entries.append(_Entry(name, matrix.format, matrix.rows, matrix.cols, end, matrix.nbytes))
             end += -(-matrix.nbytes // _PAGE) * _PAGE
-        payload = msgspec.msgpack.encode(_Index(self._identity, entries))
         part = self._folder / f".{self._path.stem}.{os.getpid()}.part"
         try:
-            if len(payload) > _HUGE - _PAGE:
-                raise OSError(0, "the model has too many matrices")
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._in_work():
                 return  # by another process that loads the same model
             self._make_room(end)
             try:
-                with part.open("xb", buffering=0) as file:
+                with part.open("x+b", buffering=0) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _write(file.fileno(), _head(payload, end) + payload, matrices, entries, end)
+                    self._write(file.fileno(), matrices, entries, end)
                     part.replace(self._path)
             finally:
                 part.unlink(missing_ok=True)
@@ -147,6 +140,24 @@ class PackCache:
             )
         else:
             log.info("packed weights are kept in %s (%.2f GiB)", self._path, end / 2**30)
+
+    def _write(self, fd: int, matrices: Matrices, entries: list[_Entry], size: int) -> None:
+        os.posix_fallocate(fd, 0, size)  # a disk that is full says so now
+        waiting = 0
+        for entry in entries:
+            data, done = matrices[entry.name].data.data, 0
+            while done < entry.nbytes:
+                written = os.pwrite(fd, data[done : done + _PIECE], entry.offset + done)
+                done, waiting = done + written, waiting + written
+                if waiting >= _DIRTY:
+                    os.fdatasync(fd)
+                    waiting = 0
+        sum = _native.checksum(self._pool, _content(fd, size)[_HUGE:])
+        payload = msgspec.msgpack.encode(_Index(self._identity, sum, entries))
+        if len(payload) > _HUGE - _PAGE:
+            raise OSError(0, "the model has too many matrices")
+        os.pwrite(fd, _head(payload, size) + payload, 0)
+        os.fsync(fd)
 
     def _in_work(self) -> bool:
         """Whether another process is writing the file. Removes what dead ones left behind."""
@@ -185,19 +196,12 @@ def _head(payload: bytes, total: int) -> bytes:
     return header + blake2b(header + payload, digest_size=_SUM).digest()
 
 
-def _write(fd: int, head: bytes, matrices: Matrices, entries: list[_Entry], size: int) -> None:
-    os.posix_fallocate(fd, 0, size)  # a disk that is full says so now
-    waiting = 0
-    for entry in entries:
-        data, done = matrices[entry.name].data.data, 0
-        while done < entry.nbytes:
-            written = os.pwrite(fd, data[done : done + _PIECE], entry.offset + done)
-            done, waiting = done + written, waiting + written
-            if waiting >= _DIRTY:
-                os.fdatasync(fd)
-                waiting = 0
-    os.pwrite(fd, head, 0)
-    os.fsync(fd)
+def _content(fd: int, size: int) -> NDArray[np.uint8]:
+    """The whole file, mapped."""
+    mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    with suppress(OSError):  # page caches with large folios map them as huge pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 def _sync_folder(folder: Path) -> None:
