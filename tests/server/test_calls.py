@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 
 from tests.server.conftest import Api, Start
 from tests.server.scripted import ScriptedEngine, byte_tokenizer
+from tests.server.test_tools import both
 from treadle.engine.vocabulary import index, matcher
 from treadle.server.service import Served
 from treadle.server.text import ModelText
@@ -228,7 +229,7 @@ def test_strict_functions_hold_wherever_they_are_called(scripted: Start, tmp_pat
 
 
 def written(format: ToolFormat | None, form: str, arguments: Any) -> str:
-    text = json.dumps(arguments)
+    text = json.dumps(arguments, ensure_ascii=False)
     match format:
         case ToolFormat.HERMES:
             return f'<tool_call>\n{{"name": "temperature", "arguments": {text}}}\n</tool_call>'
@@ -241,6 +242,31 @@ def written(format: ToolFormat | None, form: str, arguments: Any) -> str:
             return f"[TOOL_CALLS]temperature[ARGS]{text}"
         case _:
             return f'[TOOL_CALLS][{{"name": "temperature", "arguments": {text}}}]'
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_calls_of_every_format_are_streamed_in_pieces(scripted: Start, tmp_path: Path, form: str) -> None:
+    api, engine, tokenizer = serve(scripted, tmp_path, form)
+    format = ModelText(tokenizer).tools
+    given: list[Any] = [{"city": 'a "b" \\ } 北京', "more": [{"x": [1, None]}, "</tool_call>"]}, {}]
+    texts = [written(format, form, arguments) for arguments in given]
+    match format:
+        case ToolFormat.LLAMA3:
+            text = "; ".join(texts)
+        case ToolFormat.DEEPSEEK:
+            text = texts[0].removesuffix("<｜tool▁calls▁end｜>") + texts[1].removeprefix(
+                "<｜tool▁calls▁begin｜>"
+            )
+        case ToolFormat.MISTRAL if "apart" not in form:
+            text = texts[0].removesuffix("]") + ", " + texts[1].removeprefix("[TOOL_CALLS][")
+        case _:
+            text = "\n".join(texts)
+    engine.token_ids = tokenizer.encode(text, specials=True)
+    choice = both(api, messages=ASK, tools=TOOLS)
+    calls = choice.message.tool_calls
+    assert [json.loads(call.function.arguments) for call in calls] == given
+    assert len({call.id for call in calls}) == 2
+    assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
 
 
 def test_calls_are_free_unless_something_must_be_enforced(scripted: Start, tmp_path: Path) -> None:
