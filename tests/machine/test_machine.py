@@ -150,6 +150,19 @@ def meminfo(gib: int) -> dict[str, str]:
     return {"proc/meminfo": f"MemTotal: {2 * gib * 2**20} kB\nMemAvailable:  {gib * 2**20} kB"}
 
 
+def test_memory_of_nodes_that_are_not_allowed_does_not_count(tmp_path: Path) -> None:
+    def node(number: int, free: int, cache: int) -> dict[str, str]:
+        label = f"Node {number} "
+        text = f"{label}MemTotal: {8 * 2**20} kB\n{label}MemFree: {free * 2**20} kB\n"
+        text += f"{label}Active(file): {2**20} kB\n{label}Inactive(file): {cache * 2**20} kB"
+        return {f"sys/devices/system/node/node{number}/meminfo": text}
+
+    write(tmp_path, meminfo(9) | node(0, 2, 1) | node(1, 4, 2))
+    for allowed, free in (("0", 3), ("1", 6), ("0-1", 9)):
+        write(tmp_path, {"proc/self/status": f"Name:\tx\nMems_allowed_list:\t{allowed}\n"})
+        assert machine.available_memory(tmp_path) == free * GiB
+
+
 def test_memory_without_groups(tmp_path: Path) -> None:
     write(tmp_path, meminfo(6))
     assert machine.available_memory(tmp_path) == 6 * GiB
