@@ -11,7 +11,7 @@ from treadle.machine.topology import id_list
 
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes: the least of what the kernel calls MemAvailable, what the control groups leave, and what is free
-    on the NUMA nodes that this process may take memory from (set_mempolicy(2), cpuset(7)).
+    on the NUMA nodes that its cpuset allows (cpuset(7)).
     """
     path = root / "proc/meminfo"
     available = _value(path, "MemAvailable")
