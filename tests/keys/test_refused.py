@@ -44,6 +44,9 @@ def headers_of(case: str, keys: dict[str, str]) -> dict[str, str]:
     return {
         "no key": {},
         "wrong key": {"Authorization": "Bearer sk-treadle-" + "0" * 64},
+        "half a key": {"Authorization": f"Bearer {good[:-1]}"},
+        "empty key": {"Authorization": "Bearer", "x-api-key": ""},
+        "more than a key": {"Authorization": f"Bearer {good} {good}"},
         "wrong scheme": {"Authorization": f"Basic {good}"},
         "no scheme": {"Authorization": good},
         "wrong header": {"api-key": good},
@@ -53,11 +56,13 @@ def headers_of(case: str, keys: dict[str, str]) -> dict[str, str]:
         "revoked": {"Authorization": f"Bearer {keys['revoked']}"},
         "revoked, other header": {"x-api-key": keys["revoked"]},
         "expired": {"Authorization": f"Bearer {keys['expired']}"},
+        "in the query": {},
     }[case]
 
 
-CASES = ["no key", "wrong key", "wrong scheme", "no scheme", "wrong header", "cookie", "a second, wrong one"]
-CASES += ["two keys", "revoked", "revoked, other header", "expired"]
+CASES = ["no key", "wrong key", "half a key", "empty key", "more than a key", "wrong scheme", "no scheme"]
+CASES += ["wrong header", "cookie", "a second, wrong one", "two keys", "revoked", "revoked, other header"]
+CASES += ["expired", "in the query"]
 TRICKS = [
     "/v1/models/",
     "//v1/models",
@@ -73,7 +78,8 @@ TRICKS = [
 @pytest.mark.parametrize("case", CASES)
 def test_every_route_is_refused(refusing: tuple[Server, dict[str, str]], case: str) -> None:
     server, keys = refusing
-    with httpx.Client(headers=headers_of(case, keys)) as client:
+    query = {"key": keys["inference"], "api_key": keys["inference"]} if case == "in the query" else None
+    with httpx.Client(headers=headers_of(case, keys), params=query) as client:
         for path in [path for path in PATHS if scope_of(path) != OPEN] + TRICKS:
             for method in METHODS:
                 answer = client.request(method, server.url + path)
@@ -98,7 +104,9 @@ def test_scopes(refusing: tuple[Server, dict[str, str]], scope: str, header: str
                 else:
                     assert answer.status_code == 403, (method, path)
                     assert "insufficient_scope" in answer.headers["www-authenticate"]
-                    assert method == "HEAD" or scope_of(path) in answer.json()["error"]["message"]
+                    if method != "HEAD":
+                        error = answer.json()["error"]
+                        assert error["type"] == "permission_error" and scope_of(path) in error["message"]
         assert client.get(server.url + "/nothing").status_code == 404
 
 
