@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from tests.keys.server import treadle_key
+from treadle.cli.key import command
 from treadle.core import TreadleError
 from treadle.keys.limits import Limiter, LimitReached
 from treadle.keys.records import Key, Limits
@@ -72,6 +74,16 @@ def test_scopes_are_a_choice(tmp_path: Path) -> None:
         treadle_key(tmp_path, "create", "a", "--scope", "root")
     with pytest.raises(click.UsageError, match="nothing to change"):
         treadle_key(tmp_path, "change", "a")
+
+
+def test_the_store_is_named(tmp_path: Path) -> None:
+    """Who has mistyped the folder sees it."""
+    for arguments in (["list"], ["create", "a"]):
+        told = CliRunner().invoke(command, [*arguments, "--data-dir", str(tmp_path)])
+        assert told.exit_code == 0 and str(tmp_path / "treadle.db") in told.stderr
+    treadle_key(tmp_path, "revoke", "a")
+    told = CliRunner().invoke(command, ["list", "--data-dir", str(tmp_path)])
+    assert told.stdout == "" and "1 are revoked or expired (--all)" in told.stderr
 
 
 def test_list_and_audit(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def create(
     key = new_key(name, scopes or ("inference",), models, Limits(**numbers), _expiry(expires))
     with _store(data_dir, config_file) as store:
         secret = store.create(key)
-    _show_secret(f"The key {name} was made. It is not shown again:", secret)
+    _show_secret(f"The key {name} was made in {store.path}. It is not shown again:", secret)
 
 
 @command.command()
@@ -187,6 +187,10 @@ def list_keys(everything: bool, as_json: bool, data_dir: str | None, config_file
     if as_json:
         entries = [_entry(key, hints[key.id], tokens.get(key.id, 0), used.get(key.id)) for key in shown]
         click.echo(json.dumps(entries, indent=2))
+        return
+    if not shown:
+        hidden = f"; {len(keys)} are revoked or expired (--all)" if keys else ""
+        click.echo(f"There are no keys in {store.path}{hidden}.", err=True)
         return
     rows = [
         (
