@@ -39,6 +39,19 @@ def test_bad_prompt(server: Any, prompt: Any) -> None:
     )
 
 
+ITEMS = {
+    "prompt[1]: must be a string, a token id or a list of token ids; got 5.5": ["a", 5.5],
+    "prompt[0][1]: must be a valid integer": [[1, "a"]],
+    "prompt[1]: must be greater than or equal to 0; got -1": [5, -1],
+}
+
+
+@pytest.mark.parametrize("message", ITEMS)
+def test_wrong_items_are_told_by_what_they_almost_are(server: Any, message: str) -> None:
+    body = {"model": server.model, "prompt": ITEMS[message]}
+    assert message in refused(server, body, "prompt", path="/v1/completions")["message"]
+
+
 WRONG = [
     ("stream", "true"), ("max_tokens", "256"), ("max_tokens", 0), ("max_tokens", -5), ("max_tokens", 1.5),
     ("max_completion_tokens", 0), ("n", 0), ("n", True), ("temperature", -0.1), ("temperature", 2.5),

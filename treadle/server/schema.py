@@ -383,7 +383,12 @@ Body = TypeVar("Body", bound=Strict)
 
 _LISTS = ("messages", "prompt", "tokens", "input")  # may be long; each body has at most one that matters
 _SLICE = 1024
-_KINDS = {"list_type": "a list", "dict_type": "an object", "model_type": "an object"}  # by type of the error
+_KINDS = {  # by type of the error
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "item_type": "a string, a token id or a list of token ids",
+}
 
 
 def validate(kind: type[Body], raw: Any) -> Body:
@@ -439,7 +444,7 @@ def _validated(kind: type[Body], fields: dict[str, Any], name: str, offset: int)
 
 
 def _explain(kind: type[Strict], error: ValidationError, name: str, offset: int) -> ApiError:
-    first = error.errors(include_url=False)[0]
+    first = _telling(error)
     loc = [part for part in first["loc"] if isinstance(part, int) or not part.startswith("<")]
     if len(loc) > 1 and loc[0] == name and isinstance(loc[1], int):
         loc[1] += offset
@@ -457,6 +462,21 @@ def _explain(kind: type[Strict], error: ValidationError, name: str, offset: int)
             must = f"be {_KINDS[problem]}" if problem in _KINDS else must or f"be {first['msg']}"
             message = f"{path}: must {must}; got {_shown(first['input'])}"
     return ApiError(400, message, param=param, code="invalid_value")
+
+
+def _telling(error: ValidationError) -> Mapping[str, Any]:
+    """The first thing that is wrong. For an item that is of none of several kinds, pydantic tells of each
+    why; what tells most is the kind that it almost is."""
+    found = error.errors(include_url=False)
+    loc = found[0]["loc"]
+    if len(loc) < 3 or not isinstance(loc[-2], int) or (loc[-1], found[0]["type"]) != ("str", "string_type"):
+        return dict(found[0])
+    item = loc[:-1]
+    for problem in found:
+        _, *inner = problem["loc"][len(item) :] or ("",)
+        if problem["loc"][: len(item)] == item and (inner or not problem["type"].endswith("_type")):
+            return {**problem, "loc": (*item, *inner)}
+    return {**found[0], "type": "item_type", "loc": item}
 
 
 def _shown(value: Any) -> str:
