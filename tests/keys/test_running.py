@@ -1,4 +1,5 @@
-"""What keys may do on a running server: limits, quotas, models, revocation, usage, the first key, the log."""
+"""What keys may do on a running server: limits, quotas, models, revocation, usage, the first key, the log.
+Cases J05, J06 and J09."""
 
 from __future__ import annotations
 

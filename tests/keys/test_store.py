@@ -1,4 +1,5 @@
-"""The key store: what is in the file, what several processes do at once, what is said when it is broken."""
+"""The key store: what is in the file, what several processes do at once, what is said when it is broken.
+Case J05: one of several first starts makes the first key."""
 
 from __future__ import annotations
 

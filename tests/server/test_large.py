@@ -1,4 +1,5 @@
-"""Large bodies: others are answered meanwhile, and what cannot fit is refused before it costs anything."""
+"""Large bodies: others are answered meanwhile, and what cannot fit is refused before it costs anything.
+Cases A05 and J08."""
 
 from __future__ import annotations
 
