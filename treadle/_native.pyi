@@ -127,6 +127,9 @@ def packed(format: str, data: npt.NDArray[np.uint8], rows: int, cols: int) -> Ma
     Raises ValueError when sizes do not fit, or ``data`` does not begin at a multiple of 64 bytes.
     """
 
+def copied(pool: Pool, matrix: Matrix) -> Matrix:
+    """The same in anonymous memory, in huge pages where the system grants them."""
+
 def checksum(pool: Pool, data: npt.NDArray[np.uint8]) -> int:
     """Of ``data`` [bytes], 64 bits. Made for damage, not for enemies. Maps pages of a mapped file at once."""
 

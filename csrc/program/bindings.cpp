@@ -260,6 +260,13 @@ void bind_program(nb::module_& m) {
     m.attr("PACKED_LAYOUT") = kPackedLayout;
     m.def("packed", &packed_matrix, "format"_a, "data"_a, "rows"_a, "cols"_a);
     m.def(
+        "copied",
+        [](Pool& pool, const Matrix& matrix) {
+            const nb::gil_scoped_release release;
+            return std::make_shared<Matrix>(copy(pool, matrix));
+        },
+        "pool"_a, "matrix"_a);
+    m.def(
         "checksum",
         [](Pool& pool, const Raw& data) {
             const nb::gil_scoped_release release;

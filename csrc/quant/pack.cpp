@@ -191,4 +191,15 @@ Matrix pack(Pool& pool, Format format, const uint8_t* data, int64_t rows, int64_
     return matrix;
 }
 
+Matrix copy(Pool& pool, const Matrix& matrix) {
+    constexpr size_t kChunk = size_t{2} << 20;  // a huge page of the copy
+    const size_t bytes = matrix.bytes();
+    const auto memory = std::make_shared<Memory>(bytes);
+    pool.parallel_for(static_cast<int64_t>((bytes + kChunk - 1) / kChunk), [&](int64_t index) {
+        const size_t begin = index * kChunk;
+        std::memcpy(memory->data() + begin, matrix.data + begin, std::min(kChunk, bytes - begin));
+    });
+    return {matrix.format, matrix.rows, matrix.cols, memory->data(), memory};
+}
+
 }  // namespace treadle

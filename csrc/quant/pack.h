@@ -34,6 +34,9 @@ struct Matrix {
 // system as they are packed, so that loading never holds the weights twice.
 Matrix pack(Pool& pool, Format format, const uint8_t* data, int64_t rows, int64_t cols, bool mapped = false);
 
+// The same matrix in anonymous memory, in huge pages where the system grants them.
+Matrix copy(Pool& pool, const Matrix& matrix);
+
 // Sums up `data`, with all workers, in a number that changes with every change of a single 32-bit word, and
 // with other changes almost always. What is in a mapped file is mapped on the way, in large steps.
 uint64_t checksum(Pool& pool, const uint8_t* data, size_t bytes);

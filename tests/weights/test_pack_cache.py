@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from tests.models.test_logits import IDS, run
 from treadle import LLM, _native
 from treadle.core import SamplingParams, TreadleError
 from treadle.engine.runner import Runner, RunnerConfig
+from treadle.weights import pack_cache
 from treadle.weights.gguf import open_gguf
 
 Logits = np.ndarray
@@ -70,9 +72,16 @@ def no_packing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return forbid
 
 
-def test_the_second_start_maps_what_the_first_one_packed(
-    model: Path, expected: Logits, tmp_path: Path, no_packing: Callable[[], None]
+@pytest.mark.parametrize("huge", [True, False])
+def test_the_second_start_takes_what_the_first_one_packed(
+    huge: bool,
+    model: Path,
+    expected: Logits,
+    tmp_path: Path,
+    no_packing: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(pack_cache, "huge_bytes", lambda content: len(content) * huge)
     folder = tmp_path / "new" / "folder"
     np.testing.assert_array_equal(logits(model, folder), expected)
     before = cached(folder).stat()
@@ -168,8 +177,9 @@ def test_a_file_that_cannot_be_used_is_written_anew(
 
 
 def test_a_mapped_file_may_be_replaced_and_removed(
-    model: Path, expected: Logits, tmp_path: Path, other_model: Path
+    model: Path, expected: Logits, tmp_path: Path, other_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pack_cache, "huge_bytes", len)
     folder = tmp_path / "cache"
     logits(model, folder)
     config = RunnerConfig(context=512, kv_memory=2**24, pack_cache=str(folder))
@@ -237,10 +247,22 @@ def test_remains_of_a_process_that_died_are_removed(model: Path, tmp_path: Path)
     cached(tmp_path)
 
 
+def test_huge_pages_of_a_mapping_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(3 << 20))
+    with (tmp_path / "file").open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    mapping.madvise(mmap.MADV_NOHUGEPAGE)
+    content = np.frombuffer(mapping, np.uint8)
+    assert content.sum() == 0
+    assert pack_cache.huge_bytes(content) == 0
+    assert pack_cache.huge_bytes(content[4096:]) == 0  # no mapping begins there
+
+
 PROCESS = """
 import sys
 import numpy as np
 from treadle.engine.runner import Runner, RunnerConfig
+from treadle.weights import pack_cache
 from treadle.weights.gguf import open_gguf
 config = RunnerConfig(context=512, kv_memory=2**24, pack_cache=sys.argv[2])
 print("ready", flush=True)

@@ -8,6 +8,10 @@ name complete or not at all, and is never changed then, so any number of process
     index         msgpack: identity, checksum over the matrices, and of each its name, format, shape, place
     from 2 MiB    the matrices, at whole pages
 
+Where the page cache does not hold the file in huge pages, because the file system or the kernel cannot, the
+matrices are copied to memory that does: reading weights in small pages would cost a sixth of the decode speed
+(docs/performance.md), at every token.
+
 Everything is checked when the file is mapped, at the speed of memory. A file that is cut, damaged or of
 another version is one that is not there, and is written anew.
 """
@@ -107,10 +111,13 @@ class PackCache:
         content = _content(fd, size)
         if _native.checksum(self._pool, content[_HUGE:]) != index.sum:
             raise _Damaged("its matrices are damaged")
-        return {
+        matrices = {
             e.name: _native.packed(e.format, content[e.offset : e.offset + e.nbytes], e.rows, e.cols)
             for e in index.entries
         }
+        if huge_bytes(content) < size // 2:
+            return {name: _native.copied(self._pool, matrix) for name, matrix in matrices.items()}
+        return matrices
 
     def store(self, matrices: Matrices) -> None:
         """Write the file. Nothing depends on it: where that fails, a warning says why."""
@@ -202,6 +209,17 @@ def _content(fd: int, size: int) -> NDArray[np.uint8]:
     with suppress(OSError):  # page caches with large folios map them as huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8)
+
+
+def huge_bytes(content: NDArray[np.uint8]) -> int:
+    """How much of a file, mapped and read, is in huge pages."""
+    begin = f"{content.ctypes.data:08x}-"
+    with Path("/proc/self/smaps").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith(begin):
+                field = next((line for line in lines if line.startswith("FilePmdMapped:")), ": 0")
+                return int(field.split()[1]) * 1024
+    return 0
 
 
 def _sync_folder(folder: Path) -> None:
