@@ -7,6 +7,7 @@ A grammar is what ``llguidance`` takes: a text in its Lark dialect, or its JSON 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -27,7 +28,9 @@ Words = NDArray[np.uint32]  # [(vocabulary + 31) // 32]: bit i % 32 of word i //
 log = logging.getLogger("treadle.engine")
 
 _THREADS = 2
-_LEAST = 16  # masks per task, about 0.5 ms
+# Seconds of masks for which no thread is woken: where all cores compute, to wake one that takes the core of
+# another costs a step of SmolLM2-135M about 0.4 ms on top (benchmarks/grammar.py).
+_ALONE = 5e-4
 
 
 class Grammars:
@@ -43,6 +46,7 @@ class Grammars:
         # Steps have threads of their own, so that no answer waits for the grammar of another to be compiled.
         self._steps = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
         self._due: list[GuidedState] = []  # have accepted a token that their next mask must take in
+        self._mask_seconds = 5e-5  # that a mask takes, a moving mean
 
     def prepare(self) -> Future[LLTokenizer]:
         """Begin to index the vocabulary, which takes about a second, unless that has been done."""
@@ -58,15 +62,21 @@ class Grammars:
         self._due.append(state)
 
     def begin(self) -> None:
-        """Begin to make the masks that are due, beside what the caller does next. One task for many masks:
-        to wake a thread takes as long as some masks do."""
+        """Begin to make the masks that are due, beside what the caller does next, if they take long enough to
+        be worth a thread. Else they are made where they are waited for."""
         due, self._due = self._due, []
-        size = max(-(-len(due) // _THREADS), _LEAST)
+        if len(due) * self._mask_seconds < _ALONE:
+            return
+        size = -(-len(due) // _THREADS)
         for first in range(0, len(due), size):
             part = due[first : first + size]
             task = self._steps.submit(_advance_all, part)
             for state in part:
                 state.wait_for(task)
+
+    def took(self, seconds: float) -> None:
+        """A mask has been made in that time."""
+        self._mask_seconds += (seconds - self._mask_seconds) / 32
 
     @cached_property
     def not_end(self) -> Words:
@@ -191,9 +201,9 @@ def is_guided(params: SamplingParams) -> bool:
 
 
 class GuidedState(_native.SamplerState):
-    """A sampler state whose mask follows a grammar and a budget of reasoning. Masks are made on threads of
-    ``grammars`` from its ``begin`` on, while the model computes the logits that they will be applied to; call
-    ``settle`` before sampling."""
+    """A sampler state whose mask follows a grammar and a budget of reasoning. Masks that take long are made
+    on threads of ``grammars`` from its ``begin`` on, while the model computes the logits that they will be
+    applied to; call ``settle`` before sampling."""
 
     def __init__(self, grammars: Grammars, params: SamplingParams, **sampling: Any) -> None:
         """``sampling``: parameters of SamplerState. Raises ValueError for those that oppose a grammar."""
@@ -226,7 +236,9 @@ class GuidedState(_native.SamplerState):
         token, self._token = self._token, None
         if token is not None:
             assert self._guide is not None
+            start = time.perf_counter()
             self._guide.accept(token)
+            self._grammars.took(time.perf_counter() - start)
 
     @property
     def failure(self) -> str | None:
