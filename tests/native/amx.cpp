@@ -36,7 +36,7 @@ Matrix random_panel(Pool& pool, Format format, int64_t cols) {
     std::vector<uint8_t> data(file_bytes(format, cols) * kPanel);
     for (uint8_t& byte : data) byte = static_cast<uint8_t>(generator());
     Matrix matrix = pack(pool, format, data.data(), kPanel, cols);
-    uint8_t* at = matrix.memory.data();
+    uint8_t* at = const_cast<uint8_t*>(matrix.data);  // of memory that pack has allocated
     const FormatInfo& f = info(format);
     const auto scales = [&](int count) {
         for (int i = 0; i < count * kPanel; ++i) {
