@@ -165,6 +165,7 @@ def test_masks_of_a_step_are_made_together(smol: Grammars) -> None:
     sampler = _native.Sampler(smol.vocab_size)
     logits = np.zeros((1, smol.vocab_size), np.float32)
     for step in range(12):
+        smol.took(1.0)  # masks that take long, so that threads make them
         settle(states)
         for state, ids in zip(states, written, strict=True):
             token = int(sampler.sample(logits, [0], [state])[0][0])

@@ -45,7 +45,9 @@ class Grammars:
         self._loading: Future[LLTokenizer] | None = None
         # Steps have threads of their own, so that no answer waits for the grammar of another to be compiled.
         self._steps = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
-        self._due: list[GuidedState] = []  # have accepted a token that their next mask must take in
+        # Those that have accepted a token which their next mask must take in, each once: two threads must not
+        # work for one state.
+        self._due: dict[GuidedState, None] = {}
         self._mask_seconds = 5e-5  # that a mask takes, a moving mean
 
     def prepare(self) -> Future[LLTokenizer]:
@@ -59,12 +61,12 @@ class Grammars:
 
     def due(self, state: GuidedState) -> None:
         """``state`` needs a new mask; ``begin`` has it made."""
-        self._due.append(state)
+        self._due[state] = None
 
     def begin(self) -> None:
         """Begin to make the masks that are due, beside what the caller does next, if they take long enough to
         be worth a thread. Else they are made where they are waited for."""
-        due, self._due = self._due, []
+        due, self._due = list(self._due), {}
         if len(due) * self._mask_seconds < _ALONE:
             return
         size = -(-len(due) // _THREADS)
