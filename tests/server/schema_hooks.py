@@ -2,7 +2,7 @@
 
 A number of tokens that is asked for and possible becomes a small one, and names become those of the served
 models. Half of the bodies that the document allows lose what fields forbid each other, so that they get to
-the models. Nothing else is touched, least of all values of a wrong type.
+the models; a third of them asks for a stream. Nothing else is touched, least of all values of a wrong type.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         asked = body.get(limit)
         if asked is None or (type(asked) is int and FEW < asked < 2**31):
             body[limit] = FEW
+        if allowed and dice // 16 % 3 == 0:
+            body["stream"] = True  # hardly ever drawn with all else in order
     for several in ("n", "best_of"):
         if type(body.get(several)) is int and 2 < body[several] <= 128:
             body[several] = 2
