@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -108,7 +109,12 @@ def test_harmless_fields_are_accepted(server: Any) -> None:
 
 def test_unknown_model_is_not_answered_by_another(server: Any) -> None:
     before = server.get("/v1/models").json()
-    for path, extra in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": "hi"})):
+    bodies: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/embeddings", {"input": "hi"}),
+    )
+    for path, extra in bodies:
         error = refused(server, {"model": "no-such-model", **extra}, "model", 404, path)
         assert server.model in error["message"]
         assert error["code"] == "model_not_found"
@@ -130,6 +136,19 @@ def test_limit_beyond_context_names_the_numbers(server: Any, stream: bool) -> No
     body = {"model": server.model, "messages": HELLO, "max_tokens": 2048, "stream": stream}
     error = refused(server, body, "max_tokens")
     assert "2048" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_limit_the_answer_ends_where_the_context_does(server: Any, stream: bool) -> None:
+    prompt = [1] * 2040
+    body = {"model": server.model, "prompt": prompt, "ignore_eos": True, "stream": stream, "temperature": 0}
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    answer = server.post("/v1/completions", json=body)
+    assert answer.is_success, answer.text
+    pieces = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    records = [json.loads(piece) for piece in pieces] if stream else [answer.json()]
+    assert [c["finish_reason"] for r in records for c in r["choices"] if c["finish_reason"]] == ["length"]
+    assert records[-1]["usage"]["total_tokens"] == 2048
 
 
 BAD_BYTES = {
