@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from treadle.core import TreadleError
-from treadle.machine import cgroup
-from treadle.machine.topology import id_list
+from treadle.machine import cgroup, files
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -14,7 +13,7 @@ def available_memory(root: Path = Path("/")) -> int:
     on the NUMA nodes that its cpuset allows (cpuset(7)).
     """
     path = root / "proc/meminfo"
-    available = _value(path, "MemAvailable")
+    available = files.size(path, "MemAvailable")
     if available is None:
         raise TreadleError(f"{path} has no line MemAvailable; Linux 3.14 or newer is needed")
     limits = (available, cgroup.free_memory(root), _free_on_allowed_nodes(root))
@@ -23,42 +22,15 @@ def available_memory(root: Path = Path("/")) -> int:
 
 def _free_on_allowed_nodes(root: Path) -> int | None:
     """Bytes, None if all nodes are allowed. Inactive file cache counts as free."""
-    for line in _lines(root / "proc/self/status"):
-        if line.startswith("Mems_allowed_list:"):
-            allowed = set(id_list(line.partition(":")[2].strip()))
-            nodes = {int(path.name[4:]): path for path in root.glob("sys/devices/system/node/node[0-9]*")}
-            if not nodes or allowed >= nodes.keys():
-                return None
-            names = ("MemFree", "Inactive(file)")
-            return sum(
-                _value(nodes[n] / "meminfo", name) or 0 for n in nodes.keys() & allowed for name in names
-            )
-    return None
-
-
-def _value(path: Path, name: str) -> int | None:
-    """Bytes that a line of a meminfo file states; a node's lines begin with its number."""
-    for line in _lines(path):
-        label, _, value = line.partition(":")
-        if label.split()[-1:] == [name]:
-            return int(value.split()[0]) * 1024
-    return None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+    allowed = files.value(root / "proc/self/status", "Mems_allowed_list")
+    nodes = {int(path.name[4:]): path for path in root.glob("sys/devices/system/node/node[0-9]*")}
+    chosen = nodes.keys() & set(nodes if allowed is None else files.ids(allowed))
+    if len(chosen) == len(nodes):
+        return None
+    names = ("MemFree", "Inactive(file)")
+    return sum(files.size(nodes[node] / "meminfo", name) or 0 for node in chosen for name in names)
 
 
 def resident_memory(pid: int, root: Path = Path("/")) -> int:
     """Bytes of memory that a process has filled, without mapped files; 0 if there is no such process."""
-    try:
-        status = (root / f"proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    for line in status.splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return files.size(root / f"proc/{pid}/status", "RssAnon") or 0

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from treadle.machine import cgroup
+from treadle.machine import cgroup, files
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ def read_topology(root: Path = Path("/"), affinity: Collection[int] | None = Non
     """
     allowed = set(os.sched_getaffinity(0) if affinity is None else affinity)
     system = root / "sys/devices/system"
-    allowed &= set(id_list(_text(system / "cpu/online"))) or allowed
+    allowed &= set(files.ids(files.text(system / "cpu/online"))) or allowed
     node_of = _nodes(system / "node")
     cores: dict[tuple[int, ...], Core] = {}
     for cpu in sorted(allowed):
         folder = system / f"cpu/cpu{cpu}"
-        siblings = tuple(id_list(_text(folder / "topology/thread_siblings_list"))) or (cpu,)
+        siblings = tuple(files.ids(files.text(folder / "topology/thread_siblings_list"))) or (cpu,)
         node = node_of.get(cpu, 0)
         alike = [other for other, its in node_of.items() if its == node] or [min(allowed)]
         l3 = min(_l3(folder / "cache") or alike)
@@ -68,37 +68,18 @@ def _nodes(folder: Path) -> dict[int, int]:
     for number, path in nodes.items():
         nearest = number
         if number not in with_memory:
-            distances = zip(map(int, _text(path / "distance").split()), order, strict=False)
+            distances = zip(map(int, files.text(path / "distance").split()), order, strict=False)
             nearest = min((pair for pair in distances if pair[1] in with_memory), default=(0, number))[1]
-        result.update(dict.fromkeys(id_list(_text(path / "cpulist")), nearest))
+        result.update(dict.fromkeys(files.ids(files.text(path / "cpulist")), nearest))
     return result
 
 
 def _has_memory(node: Path) -> bool:
-    for line in _text(node / "meminfo").splitlines():
-        if "MemTotal:" in line:
-            return int(line.split()[-2]) > 0
-    return True
+    return files.size(node / "meminfo", "MemTotal") != 0
 
 
 def _l3(folder: Path) -> list[int]:
     for index in folder.glob("index[0-9]*"):
-        if _text(index / "level") == "3":
-            return id_list(_text(index / "shared_cpu_list"))
+        if files.text(index / "level") == "3":
+            return files.ids(files.text(index / "shared_cpu_list"))
     return []
-
-
-def id_list(text: str) -> list[int]:
-    """Ids of CPUs or nodes as the kernel writes them: ``0-3,8`` as [0, 1, 2, 3, 8]; [] of nothing."""
-    ids: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        ids += range(int(first), int(last or first) + 1)
-    return sorted(ids)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from treadle.machine import files
+
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds
 
 
@@ -28,8 +30,10 @@ def usage(root: Path = Path("/")) -> Usage:
     parent = os.getppid()
     family = {os.getpid(), parent}
     for tasks in (proc / str(parent) / "task").glob("*/children"):
-        family.update(map(int, _read(tasks).split()))
-    return Usage(_busy(_read(proc / "stat")), {pid: _of_process(proc / str(pid) / "stat") for pid in family})
+        family.update(map(int, files.text(tasks).split()))
+    return Usage(
+        _busy(files.text(proc / "stat")), {pid: _of_process(proc / str(pid) / "stat") for pid in family}
+    )
 
 
 def _busy(text: str) -> float:
@@ -44,12 +48,5 @@ def _busy(text: str) -> float:
 
 
 def _of_process(path: Path) -> float:
-    fields = _read(path).rpartition(")")[2].split()
+    fields = files.text(path).rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK if len(fields) > 12 else 0.0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
