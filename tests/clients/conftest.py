@@ -18,15 +18,20 @@ import anthropic
 import openai
 import pytest
 
-from tests.server.conftest import KEY, Api, clean_environment, free_port, scripted, server, wait_ready
-from tests.server.conftest import _running as running
-from tests.server.scripted import ScriptedEngine, byte_tokenizer
+from tests.server.conftest import (
+    KEY,
+    Api,
+    Told,
+    clean_environment,
+    free_port,
+    scripted,
+    server,
+    telling,
+    wait_ready,
+)
+from tests.server.scripted import byte_tokenizer
 from treadle.bench.shapes import Shape
 from treadle.bench.synth import write_synthetic
-from treadle.config import Config
-from treadle.server.service import Served
-from treadle.server.text import ModelText
-from treadle.text.tokenizer import Tokenizer
 
 __all__ = ["scripted", "server"]
 
@@ -50,39 +55,22 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{written}\n</tool_call>"
 
 
-class Thinker:
+class Thinker(Told):
     """A served model that says what it is told to say."""
 
     name = "toy"
 
-    def __init__(self, api: Api, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
-        self.api = api
-        self.url = api.url
-        self.engine = engine
-        self._tokenizer = tokenizer
-
-    def says(self, text: str) -> None:
-        """What it answers from now on."""
-        self.engine.token_ids = self._tokenizer.encode(text, specials=True)
-
     @property
-    def prompt(self) -> str:
-        """The last prompt, control tokens included."""
-        return self._tokenizer.decode(self.engine.requests[-1].prompt_ids, skip_specials=False)
+    def url(self) -> str:
+        """Of the server."""
+        return self.api.url
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
     tokenizer = byte_tokenizer(tmp_path_factory.mktemp("thinker"), _TEMPLATE, _MARKS)
-    engine = ScriptedEngine()
-
-    async def load() -> list[Served]:
-        return [Served(name="toy", text=ModelText(tokenizer), engine=engine, context=4096)]
-
-    with running(Config(api_key=(KEY,)), load) as api:
-        while api.get("/health").status_code == 503:
-            pass
-        yield Thinker(api, engine, tokenizer)
+    with telling(Thinker, tokenizer) as thinker:
+        yield thinker
 
 
 @pytest.fixture

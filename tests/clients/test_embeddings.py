@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from tests.models import tiny
-from tests.server.conftest import KEY, Api
-from tests.server.conftest import _running as running
+from tests.server.conftest import KEY, Api, running
 from treadle.cli.load import load_models
 from treadle.config import Config
 

@@ -12,6 +12,7 @@ when it does something else. With a seed its choices depend on the number of ear
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -285,3 +286,30 @@ class Results:
             assert steps < 100_000, "the engine makes no progress"
         self.engine.check()
         return self
+
+
+def run_mixed(engine: Engine, rng: random.Random, *, habit: bool) -> Results:
+    """25 requests that come, wait and are cancelled at random, some with common beginnings: each gets what
+    the model says.
+    """
+    begins = [prompt(100 + i, rng.randrange(20, 150)) for i in range(3)]
+    wanted: dict[str, tuple[list[int], int, int | None]] = {}
+    results = Results(engine)
+    for i in range(25):
+        ids = rng.choice([[], *begins]) + prompt(i, rng.randrange(1, 100))
+        count, draws = rng.choice([1, 5, 40, 120]), rng.choice([None, rng.randrange(1000)])
+        wanted[f"r{i}"] = (ids, count, draws)
+        params: dict[str, Any] = {"seed": draws}
+        engine.add(request(f"r{i}", ids, count, params=params, priority=rng.choice([0, 0, 1])))
+        for _ in range(rng.choice([0, 10, 60])):
+            results.step()
+        engine.check()
+        if rng.random() < 0.2:
+            engine.cancel(f"r{rng.randrange(i + 1)}")
+    results.run()
+    for id, (ids, count, draws) in wanted.items():
+        if results.last[id].finish_reason == "cancelled":
+            count = len(results.tokens.get(id, []))
+        assert results.tokens.get(id, []) == expected(ids, count, habit=habit, seed=draws), id
+    assert engine.stats().kv_blocks_held == 0
+    return results

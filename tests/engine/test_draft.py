@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.engine.engine_model import VOCAB, DraftRunner, Results, expected, make_engine, prompt, request
+from tests.engine.engine_model import (
+    VOCAB,
+    DraftRunner,
+    Results,
+    expected,
+    make_engine,
+    prompt,
+    request,
+    run_mixed,
+)
 from treadle.engine.engine import Engine, EngineConfig
 
 STEP, ROW, DRAFT = 0.02, 0.001, 0.002  # seconds
@@ -202,24 +211,5 @@ def test_mixed_load_is_the_same_with_a_draft(seed: int) -> None:
         EngineConfig(max_queue=200), draft, **sizes, cost=noisy, habit=habit,
         num_blocks=rng.choice([12, 20, 60]), max_tokens=rng.choice([21, 40, 128]),
     )  # fmt: skip
-    begins = [prompt(100 + i, rng.randrange(20, 150)) for i in range(3)]
-    wanted: dict[str, tuple[list[int], int, int | None]] = {}
-    results = Results(engine)
-    for i in range(25):
-        ids = rng.choice([[], *begins]) + prompt(i, rng.randrange(1, 100))
-        count, draws = rng.choice([1, 5, 40, 120]), rng.choice([None, rng.randrange(1000)])
-        wanted[f"r{i}"] = (ids, count, draws)
-        params: dict[str, Any] = {"seed": draws}
-        engine.add(request(f"r{i}", ids, count, params=params, priority=rng.choice([0, 0, 1])))
-        for _ in range(rng.choice([0, 10, 60])):
-            results.step()
-        engine.check()
-        if rng.random() < 0.2:
-            engine.cancel(f"r{rng.randrange(i + 1)}")
-    results.run()
-    for id, (ids, count, draws) in wanted.items():
-        if results.last[id].finish_reason == "cancelled":
-            count = len(results.tokens.get(id, []))
-        assert results.tokens.get(id, []) == expected(ids, count, habit=habit, seed=draws), id
+    run_mixed(engine, rng, habit=habit)
     assert engine.stats().model_drafted_tokens_total > 0
-    assert engine.stats().kv_blocks_held == 0

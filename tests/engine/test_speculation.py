@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from array import array
-from typing import Any
 
 import pytest
 
-from tests.engine.engine_model import VOCAB, Results, expected, make_engine, prompt, request
+from tests.engine.engine_model import VOCAB, Results, expected, make_engine, prompt, request, run_mixed
 from treadle.engine.engine import EngineConfig
 from treadle.engine.spec.lookup import Lookup
 
@@ -171,26 +170,6 @@ def test_mixed_load_is_the_same_with_guesses(seed: int) -> None:
         max_tokens=rng.choice([21, 40, 128]),
         context=384,
     )
-    begins = [prompt(100 + i, rng.randrange(20, 150)) for i in range(3)]
-    wanted: dict[str, tuple[list[int], int, int | None]] = {}
-    results = Results(engine)
-    for i in range(25):
-        ids = rng.choice([[], *begins]) + prompt(i, rng.randrange(1, 100))
-        count, draws = rng.choice([1, 5, 40, 120]), rng.choice([None, rng.randrange(1000)])
-        wanted[f"r{i}"] = (ids, count, draws)
-        params: dict[str, Any] = {"seed": draws}
-        engine.add(request(f"r{i}", ids, count, params=params, priority=rng.choice([0, 0, 1])))
-        for _ in range(rng.choice([0, 10, 60])):
-            results.step()
-        engine.check()
-        if rng.random() < 0.2:
-            engine.cancel(f"r{rng.randrange(i + 1)}")
-    results.run()
-    for id, (ids, count, draws) in wanted.items():
-        if results.last[id].finish_reason == "cancelled":
-            count = len(results.tokens.get(id, []))
-        assert results.tokens.get(id, []) == expected(ids, count, habit=True, seed=draws), id
-    stats = engine.stats()
-    assert stats.accepted_tokens_total > 0
-    assert stats.kv_blocks_held == 0
+    results = run_mixed(engine, rng, habit=True)
+    assert engine.stats().accepted_tokens_total > 0
     assert all(token < VOCAB for tokens in results.tokens.values() for token in tokens)

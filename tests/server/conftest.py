@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import openai
@@ -24,6 +24,8 @@ from tests.server.scripted import ByteText, ScriptedEngine
 from treadle.config import Config
 from treadle.server.app import create_app
 from treadle.server.service import Load, Served
+from treadle.server.text import ModelText
+from treadle.text.tokenizer import Tokenizer
 
 KEY = "sk-test"
 
@@ -125,7 +127,7 @@ def scripted() -> Iterator[Start]:
                 return [await load() if load else served]
 
             config = dataclasses.replace(Config(api_key=(KEY,)), **settings)
-            return stack.enter_context(_running(config, models))
+            return stack.enter_context(running(config, models))
 
         yield start
 
@@ -139,15 +141,13 @@ def scripted_models() -> Iterator[StartModels]:
     with contextlib.ExitStack() as stack:
 
         def start(load: Load, **settings: Any) -> Api:
-            return stack.enter_context(
-                _running(dataclasses.replace(Config(api_key=(KEY,)), **settings), load)
-            )
+            return stack.enter_context(running(dataclasses.replace(Config(api_key=(KEY,)), **settings), load))
 
         yield start
 
 
 @contextlib.contextmanager
-def _running(config: Config, load: Load) -> Iterator[Api]:
+def running(config: Config, load: Load) -> Iterator[Api]:
     app = create_app(config, load, "1.2.3")
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
@@ -167,3 +167,39 @@ def _running(config: Config, load: Load) -> Iterator[Api]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+class Told:
+    """A served model, ``toy``, that says what it is told to say."""
+
+    def __init__(self, api: Api, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+        self.api = api
+        self.engine = engine
+        self.tokenizer = tokenizer
+
+    def says(self, text: str) -> int:
+        """What it answers from now on; in how many tokens."""
+        self.engine.token_ids = self.tokenizer.encode(text, specials=True)
+        return len(self.engine.token_ids)
+
+    @property
+    def prompt(self) -> str:
+        """The last prompt, control tokens included."""
+        return self.tokenizer.decode(self.engine.requests[-1].prompt_ids, skip_specials=False)
+
+
+AnyTold = TypeVar("AnyTold", bound=Told)
+
+
+@contextlib.contextmanager
+def telling(kind: type[AnyTold], tokenizer: Tokenizer) -> Iterator[AnyTold]:
+    """The application with such a model."""
+    engine = ScriptedEngine()
+
+    async def load() -> list[Served]:
+        return [Served(name="toy", text=ModelText(tokenizer), engine=engine, context=4096)]
+
+    with running(Config(api_key=(KEY,)), load) as api:
+        while api.get("/health").status_code == 503:
+            pass
+        yield kind(api, engine, tokenizer)

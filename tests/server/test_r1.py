@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import KEY, Api, _running
-from tests.server.scripted import ScriptedEngine
+from tests.server.conftest import Told, telling
 from tests.text.conftest import read
-from treadle.config import Config
-from treadle.server.service import Served
-from treadle.server.text import ModelText
 from treadle.text.tokenizer import Tokenizer
 
 ASK = [{"role": "user", "content": "9.11 and 9.8, which is greater?"}]
@@ -24,18 +20,8 @@ CHARACTERS = "龘靐齉爩 歪 发 😸👨‍👩‍👧‍👦 🇸🇬 T́"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 
 
-class R1:
+class R1(Told):
     """A served model with the tokens of R1 and one of its templates."""
-
-    def __init__(self, api: Api, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
-        self.api = api
-        self.engine = engine
-        self.tokenizer = tokenizer
-
-    def says(self, text: str) -> int:
-        """What it answers from now on; in how many tokens."""
-        self.engine.token_ids = self.tokenizer.encode(text, specials=True)
-        return len(self.engine.token_ids)
 
     def whole(self, **fields: Any) -> Any:
         """The answer in one piece."""
@@ -50,11 +36,6 @@ class R1:
         assert lines[-2:] == ["data: [DONE]", ""]
         return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
 
-    @property
-    def prompt(self) -> str:
-        """The last prompt, control tokens included."""
-        return self.tokenizer.decode(self.engine.requests[-1].prompt_ids, skip_specials=False)
-
 
 @pytest.fixture(scope="module", params=["old", "new"])
 def r1(request: pytest.FixtureRequest) -> Iterator[R1]:
@@ -64,16 +45,8 @@ def r1(request: pytest.FixtureRequest) -> Iterator[R1]:
         old = metadata["tokenizer.chat_template"]
         assert old.endswith("'}}{% endif %}")
         metadata["tokenizer.chat_template"] = old.removesuffix("'}}{% endif %}") + "<think>\\n'}}{% endif %}"
-    tokenizer = Tokenizer.from_gguf(metadata)
-    engine = ScriptedEngine()
-
-    async def load() -> list[Served]:
-        return [Served(name="toy", text=ModelText(tokenizer), engine=engine, context=4096)]
-
-    with _running(Config(api_key=(KEY,)), load) as api:
-        while api.get("/health").status_code == 503:
-            pass
-        yield R1(api, engine, tokenizer)
+    with telling(R1, Tokenizer.from_gguf(metadata)) as r1:
+        yield r1
 
 
 def test_reasoning_is_apart_from_the_answer(r1: R1) -> None:

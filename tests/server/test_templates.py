@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.server.conftest import KEY, Api
-from tests.server.conftest import _running as running
+from tests.server.conftest import KEY, Api, running
 from tests.server.scripted import ScriptedEngine, byte_tokenizer
 from tests.text.conftest import r1, r1_metadata, r1_oracle
 from treadle.config import Config
