@@ -55,7 +55,7 @@ class Op {
 public:
     virtual ~Op() = default;
     // Called by one thread before the program runs: how many chunks this step has.
-    virtual int64_t plan(const Step& step, int workers) = 0;
+    virtual int64_t plan(const Step& step) = 0;
     // `scratch` is the worker's own memory, kScratchBytes long.
     virtual void run(const Step& step, int64_t chunk, uint8_t* scratch) = 0;
 };

@@ -17,7 +17,7 @@ namespace treadle {
 class EmbedOp : public Op {
 public:
     EmbedOp(Format format, const uint8_t* table, Buffer& out) : format_(format), table_(table), out_(out) {}
-    int64_t plan(const Step& step, int workers) override;
+    int64_t plan(const Step& step) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
 private:
@@ -30,7 +30,7 @@ private:
 class SelectOp : public Op {
 public:
     SelectOp(const Buffer& x, Buffer& out) : x_(x), out_(out) {}
-    int64_t plan(const Step& step, int workers) override;
+    int64_t plan(const Step& step) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
 private:
@@ -44,7 +44,7 @@ public:
     RmsNormOp(const RowKernels& kernels, const Buffer& x, std::vector<float> weight, float eps, Buffer& out)
         : kernels_(kernels), x_(x), weight_(std::move(weight)), eps_(eps), out_(out) {}
     void emit(Form form) { forms_.push_back(form); }
-    int64_t plan(const Step& step, int workers) override;
+    int64_t plan(const Step& step) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
 private:
@@ -61,7 +61,7 @@ class ConvertOp : public Op {
 public:
     ConvertOp(const RowKernels& kernels, const Buffer& x, Form form)
         : kernels_(kernels), x_(x), form_(form) {}
-    int64_t plan(const Step& step, int workers) override;
+    int64_t plan(const Step& step) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
 private:
@@ -94,7 +94,7 @@ public:
         for (const LinearPart& part : parts_)
             part_columns_.push_back(part_columns_.back() + part.matrix->rows);
     }
-    int64_t plan(const Step& step, int workers) override;
+    int64_t plan(const Step& step) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
 private:
@@ -133,7 +133,7 @@ struct AttentionShape {
 class AnglesOp : public Op {
 public:
     AnglesOp(std::vector<float> frequency, float magnitude, int64_t max_rows);
-    int64_t plan(const Step& step, int workers) override;
+    int64_t plan(const Step& step) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
     int64_t pairs() const { return static_cast<int64_t>(frequency_.size()); }
     const float* cos(int64_t row) const { return table_.as<float>() + row * 2 * pairs(); }
@@ -174,7 +174,7 @@ public:
             Queries queries)
         : rows_(rows), attention_(attention), shape_(shape), qkv_(qkv), angles_(angles), neox_(neox),
           norm_(std::move(norm)), cache_(cache), queries_(queries) {}
-    int64_t plan(const Step& step, int workers) override;
+    int64_t plan(const Step& step) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
 private:
@@ -215,7 +215,7 @@ public:
                 Buffer& out)
         : kernels_(kernels), shape_(shape), plan_(std::move(plan)), makes_plan_(makes_plan), cache_(cache),
           queries_(queries), out_(out) {}
-    int64_t plan(const Step& step, int workers) override;
+    int64_t plan(const Step& step) override;
     void run(const Step& step, int64_t chunk, uint8_t* scratch) override;
 
 private:

@@ -5,7 +5,7 @@
 
 namespace treadle {
 
-int64_t CacheOp::plan(const Step& step, int) { return step.rows(); }
+int64_t CacheOp::plan(const Step& step) { return step.rows(); }
 
 void CacheOp::run(const Step& step, int64_t row, uint8_t*) {
     const auto [heads, kv_heads, dim] = shape_;
@@ -75,7 +75,7 @@ void AttentionPlan::make(const Step& step, const AttentionShape& shape) {
     }
 }
 
-int64_t AttentionOp::plan(const Step& step, int) {
+int64_t AttentionOp::plan(const Step& step) {
     if (makes_plan_) plan_->make(step, shape_);
     return static_cast<int64_t>(plan_->items.size());
 }

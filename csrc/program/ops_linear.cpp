@@ -8,43 +8,33 @@ namespace treadle {
 
 namespace {
 
-// Weights per chunk when there are few rows: a claim (tens of ns, contended) stays under 2 % of reading them
+// Weights per chunk when all rows are in it: a claim (tens of ns, contended) stays under 2 % of reading them
 // at 12 GB/s, and a worker that loses its core delays the others by a chunk only.
 constexpr size_t kChunkBytes = size_t{64} << 10;
-// Panels per chunk when there are many rows: the block of activations is read from L3 once per so many
-// panels.
 constexpr int64_t kChunkPanels = 8;
-// Range of K per pass: a tile's activations take 12 KiB and a panel's weights 9 KiB (4-bit) of a 32 KiB L1,
-// so that the next tile finds the weights there; with 512 rows the activations of a pass take 512 KiB, half
-// of a 1 MiB L2.
-constexpr int64_t kPassK = 1024;
+// Rows per chunk: four tiles. Their activations (K bytes each) stay in L2 for all panels of the chunk, and
+// the panels for the next chunk, which has other rows. A block unpacks the weights once for all its rows.
+constexpr int64_t kChunkRows = 4 * kMaxTileRows, kBlockChunkRows = 4 * kChunkRows;
+// Range of K per pass: a panel's weights take 18 KiB (4-bit) of a 32 KiB L1, so that the next tile finds them
+// there.
+constexpr int64_t kPassK = 2048;
 
 constexpr float kZeros[kPanel] = {};
 
 }  // namespace
 
-int64_t LinearOp::plan(const Step& step, int workers) {
+int64_t LinearOp::plan(const Step& step) {
     step_rows_ = x_.rows(step);
     if (step_rows_ == 0) return 0;
     const int sides = epilogue_.gated ? 2 : 1;
-    int64_t panels = 0;
-    for (const LinearPart& part : parts_) panels += part.matrix->panels();
-    panels /= sides;
-    chunk_rows_ = step_rows_;
-    if (step_rows_ < kManyRows) {
-        const size_t stride = parts_[0].matrix->stride() * sides;
-        chunk_panels_ = std::clamp<int64_t>(kChunkBytes / stride, 1, kChunkPanels);
-    } else {
-        chunk_panels_ = kChunkPanels / sides;
-        // Few columns for many workers: cut the rows too, down to about a hundred, a whole number of tiles.
-        const int64_t chunks = (panels + chunk_panels_ - 1) / chunk_panels_;
-        while (chunk_rows_ > 10 * kMaxTileRows &&
-               chunks * ((step_rows_ + chunk_rows_ - 1) / chunk_rows_) < 4 * workers)
-            chunk_rows_ = (chunk_rows_ / 2 + kMaxTileRows - 1) / kMaxTileRows * kMaxTileRows;
-    }
+    // Equal chunks of rows rather than full ones and a rest.
+    const int64_t most = parts_[0].block.run != nullptr ? kBlockChunkRows : kChunkRows;
+    row_chunks_ = (step_rows_ + most - 1) / most;
+    chunk_rows_ = (step_rows_ + row_chunks_ - 1) / row_chunks_;
+    const int64_t few = kChunkBytes / (parts_[0].matrix->stride() * sides);
+    chunk_panels_ = row_chunks_ > 1 ? kChunkPanels / sides : std::clamp<int64_t>(few, 1, kChunkPanels);
     chunk_panels_ = std::min<int64_t>(
         chunk_panels_, kScratchBytes / (chunk_rows_ * sides * kPanel * static_cast<int64_t>(sizeof(float))));
-    row_chunks_ = (step_rows_ + chunk_rows_ - 1) / chunk_rows_;
     int64_t total = 0;
     const size_t count = epilogue_.gated ? 1 : parts_.size();
     for (size_t i = 0; i < count; ++i)
@@ -91,9 +81,9 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, const Target
                 t.x_bf16 = x_.bf16_row(range.row_begin + begin);
             else
                 t.x = x_.row(range.row_begin + begin);
-            // One row is all reading, and the hardware's own prefetcher is better at that; the second tile of
-            // a few rows finds the weights in L1, and many rows in L2.
-            t.prefetch = i == 0 && rows > 1 && rows < kManyRows;
+            // One row is all reading, and the hardware's own prefetcher is better at that; the second tile
+            // finds the weights in L1.
+            t.prefetch = i == 0 && rows > 1;
             t.out = to.out + panel * to.out_panel + begin * to.out_stride;
             t.start = pass > 0 ? t.out : to.start + panel * to.start_panel + begin * to.start_stride;
             t.start_stride = pass > 0 ? to.out_stride : to.start_stride;
@@ -102,15 +92,8 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, const Target
         }
     };
     if (block) part.block.configure(rows);
-    if (rows < kManyRows) {
-        // Weights come from memory: one sequential stream.
-        for (int64_t panel = 0; panel < panels; ++panel)
-            for (int64_t pass = 0; pass < passes; ++pass) multiply_pass(panel, pass);
-    } else {
-        // Activations come from L3: once per pass for all panels of the chunk.
-        for (int64_t pass = 0; pass < passes; ++pass)
-            for (int64_t panel = 0; panel < panels; ++panel) multiply_pass(panel, pass);
-    }
+    for (int64_t panel = 0; panel < panels; ++panel)
+        for (int64_t pass = 0; pass < passes; ++pass) multiply_pass(panel, pass);
     if (block) part.block.release();
 }
 

@@ -247,7 +247,7 @@ bool Program::run(Step step, const std::function<bool()>& interrupted) {
     }
     stopped_.store(false);
     for (size_t i = 0; i < ops_.size(); ++i) {
-        const int64_t chunks = ops_[i]->plan(step_, workers);
+        const int64_t chunks = ops_[i]->plan(step_);
         for (int w = 0; w < workers; ++w) {
             Strip& strip = strips_[i * workers + w];
             strip.next.store(chunks * w / workers, std::memory_order_relaxed);
