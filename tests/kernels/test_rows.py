@@ -60,8 +60,8 @@ def test_quantise(isa: str, two_bytes: bool, n: int, scale_k: int, magnitude: fl
         assert np.all(np.abs(q[begin : begin + scale_k] - exact) <= 0.5 + 3 * U * most)
         assert np.abs(q[begin : begin + scale_k]).max() == most
     assert np.all((low >= -64) & (low <= 63))
-    np.testing.assert_array_equal(neg32, -q.reshape(-1, 32).sum(1))
-    np.testing.assert_array_equal(neg16, -q.reshape(-1, 16).sum(1))
+    np.testing.assert_array_equal(neg32, -128 * q.reshape(-1, 32).sum(1))
+    np.testing.assert_array_equal(neg16, -32 * q.reshape(-1, 16).sum(1))
     if not two_bytes:
         np.testing.assert_array_equal(words, q.reshape(-1, 32).sum(1))
     if scale_k == 32:

@@ -195,7 +195,8 @@ struct IntBlock {
                     const uint8_t* packed = stage.super + 2 * 2 * kPanel;
                     for (int i = 0; i < kSuper / 16; ++i)
                         mins = dot_words(mins, int_shift_right<4>(ints_from_u8(packed + i * kPanel)),
-                                         -t.a.neg16[(row * t.a.groups32 + super_k / kGroup) * 2 + i]);
+                                         -t.a.neg16[(row * t.a.groups32 + super_k / kGroup) * 2 + i] /
+                                             kOffset16);
                 } else {
                     for (int pair = 0; pair < kGroupsPerSuper / 2; ++pair) {
                         int32_t sums;

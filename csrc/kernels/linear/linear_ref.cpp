@@ -71,7 +71,7 @@ float int_output(const LinearTile& t, int lane, float out) {
                 int mins = 0;
                 for (int i = 0; i < kSuper / f.scale_k; ++i) {
                     if (kFormat == Format::q2_k)
-                        mins += (scales[i * kPanel + lane] >> 4) * -a.neg16[k / 16 + i];
+                        mins += (scales[i * kPanel + lane] >> 4) * (-a.neg16[k / 16 + i] / kOffset16);
                     else
                         mins += scales[kGroupsPerSuper * kPanel + (i / 2 * kPanel + lane) * 2 + i % 2] *
                                 a.words[k / kGroup + i];

@@ -71,7 +71,8 @@ inline void sum_minimums(const LinearTile& t, int64_t k, const uint8_t* scales, 
         for (int i = 0; i < kSuper / 16; ++i) {
             const Bytes m = int_shift_right<4>(ints_from_u8(scales + i * kPanel));
             for (int r = 0; r < kRows; ++r)
-                mins[r] = dot_words(mins[r], m, -t.a.neg16[(r * t.a.groups32 + k / kGroup) * 2 + i]);
+                mins[r] =
+                    dot_words(mins[r], m, -t.a.neg16[(r * t.a.groups32 + k / kGroup) * 2 + i] / kOffset16);
         }
     } else {
         const uint8_t* at = scales + kGroupsPerSuper * kPanel;
@@ -117,7 +118,11 @@ void int_tile(const LinearTile& t) {
                         const int32_t* negative = f.scale_k == 16
                                                       ? t.a.neg16 + (r * t.a.groups32 + group) * 2 + half
                                                       : t.a.neg32 + r * t.a.groups32 + group;
-                        (kTwoBytes ? low : acc)[r] = int_shift_left<log2_of(f.offset)>(int_splat(*negative));
+                        constexpr int kOffset = f.scale_k == 16 ? kOffset16 : kOffset32;
+                        Int& sum = (kTwoBytes ? low : acc)[r];
+                        sum = int_splat(*negative);
+                        if constexpr (f.offset < kOffset)
+                            sum = int_shift_right_signed<log2_of(kOffset / f.offset)>(sum);
                     }
                 }
             };

@@ -6,6 +6,10 @@
 
 namespace treadle {
 
+// The sums of the activations are kept times the largest offset of the weights that use them (Q6_K; Q8_0 and
+// the codebooks), so that a kernel starts there without a shift and the other formats shift.
+inline constexpr int32_t kOffset16 = 32, kOffset32 = 128;
+
 // Rows of a float matrix quantised per group of 32 or 256 values, to nearest, symmetric in [-127, 127]:
 //
 //   q[m][k] = round(x[m][k] / scale[m][k / scale_k]),   scale = max |x| / 127 over the group
@@ -22,8 +26,8 @@ struct Quantised {
     const int8_t* low;     // [rows][q_stride], null with 8 bits
     const float* scale;    // [rows][groups32], of which the first k / scale_k are used
     const float* sum;      // [rows][groups32], scale * sum of q over 32; only when scale_k is 32
-    const int32_t* neg32;  // [rows][groups32], - sum of q over 32
-    const int32_t* neg16;  // [rows][2 * groups32], - sum of q over 16
+    const int32_t* neg32;  // [rows][groups32], - kOffset32 * sum of q over 32
+    const int32_t* neg16;  // [rows][2 * groups32], - kOffset16 * sum of q over 16
     const int16_t* words;  // [rows][groups32], sum of q over 32, as 16-bit pairs; only with 8 bits
     int64_t q_stride;      // bytes between rows
     int64_t groups32;      // groups of 32 per row, rounded up to 8

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/isa.h"
+#include "kernels/rows/quantised.h"
 
 namespace treadle {
 

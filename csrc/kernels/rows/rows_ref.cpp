@@ -33,12 +33,13 @@ void quantise(const float* x, int64_t n, int scale_k, const QuantisedRow& out) {
                 out.q[j] = static_cast<int8_t>(high);
                 if (out.low != nullptr) out.low[j] = static_cast<int8_t>(q - high * 128);
             }
-            out.neg16[i / 16] = -sum;
+            out.neg16[i / 16] = -kOffset16 * sum;
         }
         for (int64_t g = begin / 32; g < end / 32; ++g) {
-            out.neg32[g] = out.neg16[2 * g] + out.neg16[2 * g + 1];
-            out.words[g] = static_cast<int16_t>(-out.neg32[g]);
-            if (out.sum != nullptr) out.sum[g] = scale * static_cast<float>(-out.neg32[g]);
+            const int sum = -(out.neg16[2 * g] + out.neg16[2 * g + 1]) / kOffset16;
+            out.neg32[g] = -kOffset32 * sum;
+            out.words[g] = static_cast<int16_t>(sum);
+            if (out.sum != nullptr) out.sum[g] = scale * static_cast<float>(sum);
         }
     }
 }

@@ -48,9 +48,9 @@ inline void quantise(const float* x, int64_t n, int scale_k, const QuantisedRow&
                 second = second * 128 + low_second;
             }
             const int32_t sum = first + second;
-            out.neg16[i / 16] = -first;
-            out.neg16[i / 16 + 1] = -second;
-            out.neg32[i / 32] = -sum;
+            out.neg16[i / 16] = -kOffset16 * first;
+            out.neg16[i / 16 + 1] = -kOffset16 * second;
+            out.neg32[i / 32] = -kOffset32 * sum;
             out.words[i / 32] = static_cast<int16_t>(sum);
             if (out.sum != nullptr) out.sum[i / 32] = scale * static_cast<float>(sum);
         }
