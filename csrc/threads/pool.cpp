@@ -102,7 +102,8 @@ void Pool::run_erased(Erased job, void* context, Waits waits) {
     job_ = job;
     context_ = context;
     const int workers = static_cast<int>(places_.size());
-    const int64_t began = now_ns(), delay = watched_ ? run_delay() : 0;
+    began_ = now_ns();
+    const int64_t delay = watched_ ? run_delay() : 0;
     running_.store(static_cast<uint32_t>(workers - 1));
     start_generation(workers);
     job(context, 0);
@@ -110,7 +111,7 @@ void Pool::run_erased(Erased job, void* context, Waits waits) {
     running_.wait([](uint32_t running) { return running == 0; });
     if (watched_) {
         const int64_t ended = now_ns();
-        crowding_.observe(ended, ended - began, places_, delays_);
+        crowding_.observe(ended, ended - began_, places_, delays_);
     }
     if (restore) sched_setaffinity(0, sizeof before, &before);
 }
@@ -118,7 +119,6 @@ void Pool::run_erased(Erased job, void* context, Waits waits) {
 void Pool::work(int worker) {
     int place = worker;
     pin(place);
-    int64_t delay = run_delay();
     uint32_t seen = 0;
     for (;;) {
         generation_.wait([&](uint32_t generation) {
@@ -129,13 +129,11 @@ void Pool::work(int worker) {
         if (worker >= static_cast<int>(seen & kWorkers)) continue;
         if (stopping_) return;
         if (places_[worker] != place) pin(place = places_[worker]);
+        // Only from the job's beginning: who takes the CPU between jobs holds up nobody. Waking up late is a
+        // delay too.
+        const int64_t late = watched_ ? now_ns() - began_ - run_delay() : 0;
         job_(context_, worker);
-        if (watched_) {
-            // Since the end of the last such job: waking up late is a delay too.
-            const int64_t before = delay;
-            delay = run_delay();
-            delays_[worker] = delay - before;
-        }
+        if (watched_) delays_[worker] = late + run_delay();
         if (running_.add(~0u) == 0) running_.wake();
     }
 }

@@ -83,6 +83,7 @@ private:
     bool watched_ = false;         // whether the current job's delays are wanted
     std::vector<int> places_;      // of the workers in the current job, as indexes of cpus_
     std::vector<int64_t> delays_;  // ns that each worker was ready to run and did not, if watched
+    int64_t began_ = 0;            // ns on the steady clock: the current job
     Crowding crowding_;
     bool stopping_ = false;
     // Counts jobs in its upper half; workers wait for it to change. The lower half is the number of workers

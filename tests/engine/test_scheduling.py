@@ -60,6 +60,34 @@ def test_decodes_stay_under_the_target_latency_while_the_machine_can() -> None:
     assert median(gaps) <= 0.07
 
 
+def test_a_burst_of_short_prompts_is_read_at_the_target_latency() -> None:
+    def fast(decodes: int, prefill: int) -> float:
+        return 0.005 + 0.0005 * decodes + 0.001 * prefill
+
+    engine, runner = make_engine(
+        EngineConfig(target_itl=0.1),
+        max_sequences=20,
+        max_tokens=512,
+        context=4096,
+        num_blocks=400,
+        cost=fast,
+    )
+    engine.add(request("first", prompt(0, 5), 700))
+    results = Results(engine)
+    while runner.steps[-10:] != [[1]] * 10:
+        results.step()
+    began = runner.now
+    for i in range(19):
+        engine.add(request(f"r{i}", prompt(1 + i, 40), 300))
+    gaps = []
+    while len(results.tokens) < 20:
+        before = runner.now
+        results.step()
+        gaps.append(runner.now - before)
+    assert max(gaps) <= 0.11
+    assert runner.now - began < 1.3 * 19 * 40 * 0.001, "most of the machine reads"
+
+
 def test_nobody_decodes_so_the_prompt_gets_whole_steps() -> None:
     engine, runner = make_engine(max_tokens=128, context=1024)
     engine.add(request("a", prompt(1, 500), 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 _PROBE_EVERY = 64  # mixed steps after which one step without prefill measures again what decoding alone costs
 _SLOWDOWN = 1.8  # while prompts are read, running decodes slow down to at most this factor,
 _LEAST_SLOWDOWN = 1.5  # and never less than this, so that prompts advance where the target is out of reach
+_BURST = 2.0  # seconds of reading: as few prompts as this are read at the target, however fast decoding is
 _LONGEST_STEP = 0.5  # seconds: a cancel or a short prompt waits no longer for a step that reads prompts only
 _FIRST_CHUNK = 32  # prompt tokens of the first step of all, which tells how fast the machine is
 _LEAST_CHUNK = 16  # a step of fewer prompt tokens is hardly faster: it reads all weights anyway
@@ -25,8 +26,10 @@ class Budget:
         self._age = [_PROBE_EVERY] * sizes  # mixed steps since that was measured
         self._token_s = 0.0  # seconds per prompt token
 
-    def prefill_tokens(self, decodes: int) -> int:
-        """Prompt tokens that the next step should carry; 0 to measure decoding alone once."""
+    def prefill_tokens(self, decodes: int, waiting: int) -> int:
+        """Prompt tokens that the next step should carry of the ``waiting`` ones; 0 to measure decoding alone
+        once.
+        """
         room = self._max_tokens - decodes
         if not decodes:
             if not self._token_s:
@@ -36,7 +39,9 @@ class Budget:
         if self._age[size] >= _PROBE_EVERY:
             return 0
         base = self._decode_s[size]
-        allowed = min(_SLOWDOWN * base, max(self._target, _LEAST_SLOWDOWN * base))
+        allowed = max(self._target, _LEAST_SLOWDOWN * base)
+        if waiting * self._token_s > _BURST:
+            allowed = min(allowed, _SLOWDOWN * base)
         return max(1, min(room, int((allowed - base) / self._token_s))) if self._token_s else room
 
     def decode_seconds(self, decodes: int) -> float:

@@ -209,7 +209,8 @@ class Scheduler:
         while prompts := [
             sequence for sequence in self.running if sequence.pending > 1 and not sequence.restoring
         ]:
-            chunks = self._split(prompts, self.budget.prefill_tokens(decodes))
+            waiting = sum(sequence.pending for sequence in prompts)
+            chunks = self._split(prompts, self.budget.prefill_tokens(decodes, waiting))
             if chunks or decodes:
                 return chunks
             self.places.preempt(self.running[-1])  # several prompts hold all blocks, and none can go on
