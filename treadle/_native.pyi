@@ -272,8 +272,8 @@ def rows_quantise(
 ]:
     """The fields of csrc/kernels/rows/quantised.h for ``x`` [n]; zeros in those that the form does not have.
 
-    q [n], low [n], scale [n / scale_k], sum [n / 32], neg32 [n / 32] (times -128), neg16 [n / 16] (times -32),
-    words [n / 32].
+    q [n], low [n], scale [n / scale_k], sum [n / 32], neg32 [n / 32] (times -128),
+    neg16 [n / 16] (times -32), words [n / 32].
     """
 
 def rows_rope(
