@@ -19,6 +19,7 @@ from treadle.bench.serve import Target, request_body
 from treadle.bench.workload import words
 
 _PATIENCE = 1800.0  # seconds
+_LENGTH = 2048  # tokens of a running answer: it must outlast the reading of the long prompt
 
 
 @dataclass
@@ -38,10 +39,10 @@ class Answer:
 async def long_prompt(programs: Programs, decodes: int, tokens: int, watch: float) -> list[Bar]:
     """Ours, then the peer's."""
     bars = []
-    context = tokens + 512
-    with programs.ours("--context", str(max(context, 2048)), "--kv-memory", "2G") as ours:
+    context = tokens + 1024  # the length of a text is known to some per cent only
+    with programs.ours("--context", str(max(context, _LENGTH + 256)), "--kv-memory", "2G") as ours:
         bars += await _measure("Treadle", ours, decodes, tokens, watch)
-    with programs.peer(decodes + 1, context + decodes * 1024, unified=True) as peer:
+    with programs.peer(decodes + 1, context + decodes * (_LENGTH + 256), unified=True) as peer:
         if peer is not None:
             bars += await _measure("llama-server", peer, decodes, tokens, watch)
     return bars
@@ -53,7 +54,8 @@ async def _measure(name: str, server: Running, decodes: int, tokens: int, watch:
     meter = Meter()
     answers = [Answer() for _ in range(decodes)]
     tasks = [
-        asyncio.create_task(_answer(target, answer, words(rate.words(45), rng), 1024)) for answer in answers
+        asyncio.create_task(_answer(target, answer, words(rate.words(45), rng), _LENGTH))
+        for answer in answers
     ]
     await _until_running(answers)
     begin = time.perf_counter()

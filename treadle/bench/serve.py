@@ -136,12 +136,12 @@ def request_body(
 
 
 async def measure_tokens_per_word(target: Target, workload: Workload) -> TokensPerWord:
-    """Asks the server how many tokens 10 and 50 words are. Raises TreadleError when it does not answer."""
+    """Asks the server how many tokens 20 and 220 words are. Raises TreadleError when it does not answer."""
     connection = Connection(target.url, target.key)
     rng = random.Random(workload.seed)
     counts = []
     try:
-        for count in (10, 50):
+        for count in (20, 220):
             messages = [{"role": "user", "content": words(count, rng)}]
             result = await exchange(connection, target, request_body(target, workload, messages, 2))
             if result.error:
@@ -151,8 +151,8 @@ async def measure_tokens_per_word(target: Target, workload: Workload) -> TokensP
         await connection.close()
     if counts[1] <= counts[0]:  # a server that reports no usage
         return TokensPerWord()
-    per_word = (counts[1] - counts[0]) / 40
-    return TokensPerWord(per_word, counts[0] - 10 * per_word)
+    per_word = (counts[1] - counts[0]) / 200
+    return TokensPerWord(per_word, counts[0] - 20 * per_word)
 
 
 class _User:
