@@ -18,7 +18,7 @@ from treadle.server.anthropic.errors import MessagesErrors
 from treadle.server.auth import Auth, is_loopback
 from treadle.server.errors import ApiError
 from treadle.server.metering import Metering
-from treadle.server.middleware import Cors, RequestIds, RouteMetrics
+from treadle.server.middleware import Cors, RequestIds, RootPath, RouteMetrics
 from treadle.server.responses.store import ResponseStore
 from treadle.server.routes import routes
 from treadle.server.service import Load, Service
@@ -47,6 +47,7 @@ def create_app(config: Config, load: Load, version: str, keyring: Keyring | None
     app = Starlette(
         routes=routes(),
         middleware=[
+            *([Middleware(RootPath, prefix=config.root_path)] if config.root_path else []),
             Middleware(MessagesErrors),
             Middleware(RequestIds),
             Middleware(RouteMetrics, metrics=service.metrics),

@@ -24,7 +24,6 @@ from treadle.keys.store import NoStore, Store, data_dir
 from treadle.server.app import create_app
 from treadle.server.auth import is_loopback
 from treadle.server.connection import IDLE_SECONDS, Connection
-from treadle.server.middleware import RootPath
 from treadle.server.service import Load, Service
 from treadle.server.tls import Tls
 
@@ -141,7 +140,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
     server = Server(
         uvicorn.Config(
-            RootPath(app, config.root_path) if config.root_path else app,
+            app,
             http=Connection,
             ws="none",
             lifespan="on",
