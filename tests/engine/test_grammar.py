@@ -176,6 +176,35 @@ def test_masks_of_a_step_are_made_together(smol: Grammars) -> None:
     assert [smol.text.decode(ids) for ids in written] == [f'"{words[i % 4]}"' for i in range(40)]
 
 
+def test_an_exception_under_one_mask_ends_that_answer_only(
+    smol: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = params({"type": "integer", "minimum": 10, "maximum": 99})
+    good, bad = GuidedState(smol, digits), GuidedState(smol, digits)
+    settle([good, bad])
+    real = Guide.accept
+
+    def accept(self: Guide, token: int) -> None:
+        if self is bad._guide:
+            raise RuntimeError("out of luck")
+        real(self, token)
+
+    monkeypatch.setattr(Guide, "accept", accept)
+    smol.took(1.0)  # masks that take long, so that one thread makes both
+    (four,) = smol.text.encode("4")
+    for state in (bad, good):
+        state.accept(four)
+    smol.begin()
+    settle([bad, good])
+    assert good.failure is None
+    assert bad.failure == "the grammar could not be applied: out of luck"
+    sampler = _native.Sampler(smol.vocab_size)
+    logits = np.zeros((1, smol.vocab_size), np.float32)
+    with pytest.raises(ValueError):
+        sampler.sample(logits, [0], [bad])
+    assert smol.text.decode([int(sampler.sample(logits, [0], [good])[0][0])]).isdigit()
+
+
 def test_sets_of_tokens_change_no_mask(smol: Grammars) -> None:
     schema = {"type": "array", "items": {"type": "string", "maxLength": 14}}
     grammar = LLMatcher.grammar_from_json_schema(schema)

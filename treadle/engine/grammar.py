@@ -81,6 +81,11 @@ class Grammars:
         self._mask_seconds += (seconds - self._mask_seconds) / 32
 
     @cached_property
+    def nothing(self) -> Words:
+        """No token."""
+        return self.words(set())
+
+    @cached_property
     def not_end(self) -> Words:
         """All tokens but those that end the text."""
         return self.words(set(range(self.vocab_size)) - self.text.eos_ids)
@@ -218,10 +223,19 @@ class GuidedState(_native.SamplerState):
         self._guide: Guide | None = None
         self._mask: Words | None = None  # the one that is set
         self._token: int | None = None  # accepted, and not yet taken in by the guide
+        self._broken: str | None = None  # what an exception said while a mask was made
         self._task: Future[None] | None = grammars.pool.submit(self._begin, tokenizer, params)
 
     def _begin(self, tokenizer: Future[LLTokenizer] | None, params: SamplingParams) -> None:
-        self._guide = Guide(self._grammars, tokenizer.result() if tokenizer else None, params)
+        try:
+            self._guide = Guide(self._grammars, tokenizer.result() if tokenizer else None, params)
+        except Exception as error:
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """Allow nothing any more: this answer fails, and its neighbours in the step go on."""
+        log.exception("a grammar could not be applied")
+        self._broken = f"the grammar could not be applied: {error}"
 
     def accept(self, token: int) -> None:
         """Append one output token."""
@@ -236,16 +250,19 @@ class GuidedState(_native.SamplerState):
     def advance(self) -> None:
         """Make the mask for what comes after the newest token."""
         token, self._token = self._token, None
-        if token is not None:
-            assert self._guide is not None
-            start = time.perf_counter()
+        if token is None or self._guide is None or self._broken is not None:
+            return
+        start = time.perf_counter()
+        try:
             self._guide.accept(token)
-            self._grammars.took(time.perf_counter() - start)
+        except Exception as error:
+            self._break(error)
+        self._grammars.took(time.perf_counter() - start)
 
     @property
     def failure(self) -> str | None:
         """Why its mask allows nothing any more."""
-        return self._guide.failure if self._guide is not None else None
+        return self._broken or (self._guide.failure if self._guide is not None else None)
 
     def settle(self) -> None:
         """Wait until the mask fits the newest token, or make it here if nobody has begun."""
@@ -253,8 +270,7 @@ class GuidedState(_native.SamplerState):
             self._task.result()
             self._task = None
         self.advance()
-        assert self._guide is not None
-        words = self._guide.words
+        words = self._grammars.nothing if self._broken or self._guide is None else self._guide.words
         if words is self._mask:
             return
         self._mask = words
