@@ -106,6 +106,7 @@ def serve(connection: Connection, engine: Engine, manners: Manners) -> None:
             connection.send(Stats(engine.stats()))
             if not connection.arrives(_IDLE_MS):
                 engine.check()
+        idle = not engine.has_work
         while message := connection.receive(wait=not engine.has_work):
             match message:
                 case Submit(request):
@@ -121,6 +122,8 @@ def serve(connection: Connection, engine: Engine, manners: Manners) -> None:
                 case Configure():
                     log.warning("the engine is configured already; a second configuration is ignored")
         if spare is not None:
+            if idle:
+                spare.restart()
             engine.use_threads(spare.workers())
         with turns.turn(lambda: connection.send(Waiting())) if turns else nullcontext():
             outputs = engine.step()

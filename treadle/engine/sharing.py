@@ -63,17 +63,17 @@ class Spare:
         self._threads = threads
         self._clock = clock
         self._workers = threads
-        self._measured = clock()
-        self._usage = machine.usage()
+        self.restart()
 
     def workers(self) -> int:
         """How many may run now; measured about once per second while this is asked."""
-        now = self._clock()
-        seconds = now - self._measured
+        seconds = self._clock() - self._measured
         if seconds >= _MEASURE_EVERY:
-            usage = machine.usage()
-            if seconds < 2 * _MEASURE_EVERY:  # else the engine was idle, and this would be about old times
-                others = usage.others_since(self._usage) / seconds
-                self._workers = min(max(self._threads - int(others + 0.5), 1), self._threads)
-            self._measured, self._usage = now, usage
+            others = machine.usage().others_since(self._usage) / seconds
+            self._workers = min(max(self._threads - int(others + 0.5), 1), self._threads)
+            self.restart()
         return self._workers
+
+    def restart(self) -> None:
+        """Forget what was measured so far: the engine was idle, and it would be about old times."""
+        self._measured, self._usage = self._clock(), machine.usage()
