@@ -8,7 +8,7 @@ they leave at any moment, politely or with a reset. Every few seconds the memory
 metrics are noted.
 
 At the end the load stops, and nothing may be left: no request, no KV block held, no restart of the engine, no
-traceback in the log. Memory is compared by a straight line through the second half of the samples: before
+traceback in the log. Memory is compared by the median slope of the second half of the samples: before
 that, KV blocks are used for the first time and allocators find their size.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import socket
@@ -286,12 +287,13 @@ def progress(tally: Tally, now: Sample) -> str:
 
 
 def slope(samples: list[Sample], of: Callable[[Sample], int]) -> float:
-    """Bytes per hour: a straight line through the second half."""
+    """Bytes per hour: the median slope over all pairs of samples of the second half, which one step of an
+    allocator does not bend (Theil 1950, Sen 1968)."""
     half = [s for s in samples if s.seconds >= samples[-1].seconds / 2 and of(s)]
     if len(half) < 2:
         return 0.0
-    line = statistics.linear_regression([s.seconds for s in half], [float(of(s)) for s in half])
-    return line.slope * 3600
+    pairs = itertools.combinations(half, 2)
+    return 3600 * statistics.median((of(b) - of(a)) / (b.seconds - a.seconds) for a, b in pairs)
 
 
 def findings(tally: Tally, samples: list[Sample], log: str) -> tuple[str, list[str]]:
