@@ -87,21 +87,19 @@ def peers_tables(results: Sequence[Result]) -> str:
 
 
 def peers_summary(results: Sequence[Result]) -> str:
-    """Medians and ratios only; of several runs of a case the newest."""
-    newest: dict[tuple[str, str], tuple[str, ...]] = {}
+    """A row per model: our median and how many times the peer's it is; of several runs the newest."""
+    newest: dict[str, dict[peers.Case, str]] = {}
     for result in sorted(results, key=lambda result: result.run.date):
         for entry in _measured(result):
             ours, peer = summarise(entry.ours).median, summarise(entry.peer).median
-            row = (f"{ours:.1f}", f"{peer:.1f}", f"{ours / peer:.2f}")
-            newest[_model(result), _in_words(entry.case)] = row
-    rows = [(f"{model}, {case}", *numbers) for (model, case), numbers in sorted(newest.items(), key=_order)]
-    return markdown_table(("token/s", "Treadle", "llama.cpp", "ratio"), rows)
+            newest.setdefault(_model(result), {})[entry.case] = f"{ours:.1f} ({ours / peer:.2f} ×)"
+    cases = sorted({case for row in newest.values() for case in row}, key=_order)
+    rows = [(model, *(row.get(case, "") for case in cases)) for model, row in sorted(newest.items())]
+    return markdown_table(("token/s", *map(_in_words, cases)), rows)
 
 
-def _order(item: tuple[tuple[str, str], tuple[str, ...]]) -> tuple[str, bool, int]:
-    model, case = item[0]
-    number = re.search(r"\d+", case)
-    return model, not case.startswith("prefill"), int(number[0]) if number else 1
+def _order(case: peers.Case) -> tuple[bool, int, int]:
+    return case.kind != "prefill", case.batch, case.tokens
 
 
 def serving_tables(results: Sequence[Result]) -> str:
@@ -148,7 +146,9 @@ VIEWS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
 
 
 def _model(result: Result) -> str:
-    return str(result.content["model"]).removesuffix(".gguf")
+    name = str(result.content["model"]).removesuffix(".gguf")
+    isa = result.content.get("isa")
+    return f"{name}, {isa} kernels" if isa else name
 
 
 def _measured(result: Result) -> list[peers.Measured]:
@@ -158,9 +158,9 @@ def _measured(result: Result) -> list[peers.Measured]:
 
 def _in_words(case: peers.Case) -> str:
     if case.kind == "prefill":
-        return f"prefill of {case.tokens} tokens"
+        return f"prefill {case.tokens}"
     after = f" after {case.tokens} tokens" if case.tokens > 1 else ""
-    return f"decode, {case.batch} request{'s at once' if case.batch > 1 else ''}{after}"
+    return f"decode {case.batch} at once{after}" if case.batch > 1 else f"decode{after}"
 
 
 def _difference(side: Side, other: Side) -> str:

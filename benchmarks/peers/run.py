@@ -3,8 +3,9 @@
     python benchmarks/peers/run.py MODEL.gguf --threads 2 --llama-bin /path/to/llama.cpp/bin
 
 Needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. Every run is a process of its
-own. While it runs, CPU time that neither it nor its children use is counted as foreign: above 3 % the run is
-marked, and the whole comparison is refused at the start when the machine is not quiet (unless --noisy).
+own; TREADLE_ISA in the environment chooses our kernels. While it runs, CPU time that neither it nor its
+children use is counted as foreign: above 3 % the run is marked, and the whole comparison is refused at the
+start when the machine is not quiet (unless --noisy).
 """
 
 from __future__ import annotations
@@ -222,6 +223,7 @@ def main() -> None:
             "title": title,
             "model": options.model.name,
             "threads": options.threads,
+            "isa": os.environ.get("TREADLE_ISA"),
             "run": msgspec.to_builtins(provenance({"llama.cpp": options.peer_version or peer.version()})),
             "cases": [asdict(entry) for entry in measured],
         }

@@ -72,6 +72,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     contents = {
         "a-peers": peers(50.0),
         "b-peers": peers(75.0, "2027-01-01T03:04Z"),
+        "c-peers": peers(40.0) | {"isa": "avx2"},
         "serving": {"model": "m-q4.gguf", "threads": 2, "run": RUN, "bars": bars},
         "kl": ACCURACY,
     }
@@ -104,10 +105,10 @@ def test_tables_say_what_the_results_say(project: Path, monkeypatch: pytest.Monk
     readme = (project / "README.md").read_text(encoding="utf-8")
     assert readme.startswith("before\n<!-- results:")
     assert readme.endswith("<!-- end of results -->\nafter\n")
-    assert rows(readme)[1:] == [
-        ["m-q4, prefill of 512 tokens", "300.0", "100.0", "3.00"],
-        ["m-q4, decode, 1 request", "20.0", "20.0", "1.00"],
-        ["m-q4, decode, 20 requests at once", "50.0", "25.0", "2.00"],  # of the newer run
+    assert rows(readme) == [
+        ["token/s", "prefill 512", "decode", "decode 20 at once"],
+        ["m-q4", "300.0 (3.00 ×)", "20.0 (1.00 ×)", "50.0 (2.00 ×)"],  # of the newer run
+        ["m-q4, avx2 kernels", "300.0 (3.00 ×)", "20.0 (1.00 ×)", "40.0 (1.60 ×)"],
     ]
     full = (project / "docs" / "performance.md").read_text(encoding="utf-8")
     cells = rows(full)
