@@ -169,12 +169,13 @@ def walk(follow: LLMatcher, tokenizer: Tokenizer, source: random.Random, bias: s
 def parsed(format: ToolFormat, text: str) -> tuple[str, list[tuple[str, str]]]:
     parser = ToolParser(format)
     content, calls = "", []
-    for part in (parser.push(text), parser.finish()):
-        content += part.content
-        for delta in part.calls:
-            if delta.name is not None:
-                calls.append([delta.name, ""])
-            calls[delta.index][1] += delta.arguments
+    for part in parser.push(text) + parser.finish():
+        if isinstance(part, str):
+            content += part
+            continue
+        if part.name is not None:
+            calls.append([part.name, ""])
+        calls[part.index][1] += part.arguments
     return content, [(name, arguments) for name, arguments in calls]
 
 

@@ -13,6 +13,7 @@ from treadle.text import (
     Part,
     ReasoningSplitter,
     Tokenizer,
+    ToolDelta,
     ToolFormat,
     ToolParser,
     mark_ids,
@@ -152,21 +153,45 @@ def _write(format: ToolFormat, name: str, arguments: str) -> str:
     }[format]
 
 
-def _read(format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def _parts(format: ToolFormat, pieces: list[str]) -> list[str | tuple[str, str]]:
+    """Content, and calls as (name, arguments), in their order."""
     parser = ToolParser(format)
-    content = ""
-    calls: dict[int, list[str]] = {}
+    found: list[str | tuple[str, str]] = []
+    at: dict[int, int] = {}  # where the calls are in ``found``
     ids: set[str | None] = set()
-    for part in [*map(parser.push, pieces), parser.finish()]:
-        content += part.content
-        for delta in part.calls:
-            if delta.name is not None:
-                assert delta.index == len(calls) and delta.id not in ids
-                ids.add(delta.id)
-                calls[delta.index] = [delta.name, ""]
-            calls[delta.index][1] += delta.arguments
-    assert parser.count == len(calls)
-    return content, [(name, arguments) for name, arguments in calls.values()]
+    for part in [*(part for piece in pieces for part in parser.push(piece)), *parser.finish()]:
+        if isinstance(part, ToolDelta):
+            if part.name is not None:
+                assert part.index == len(at) and part.id not in ids
+                ids.add(part.id)
+                at[part.index] = len(found)
+                found.append((part.name, ""))
+            assert at[part.index] == len(found) - 1  # nothing has come in between
+            call = found[-1]
+            assert not isinstance(call, str)
+            found[-1] = (call[0], call[1] + part.arguments)
+        elif found and isinstance(last := found[-1], str):
+            found[-1] = last + part
+        else:
+            assert part
+            found.append(part)
+    assert parser.count == len(at)
+    return found
+
+
+def _read(format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    parts = _parts(format, pieces)
+    content = "".join(part for part in parts if isinstance(part, str))
+    return content, [part for part in parts if not isinstance(part, str)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_content_and_calls_keep_their_order(size: int) -> None:
+    one, two = ("f", '{"a": {"b": 1}}'), ("g", "{}")
+    text = "One. " + _write(ToolFormat.HERMES, *one) + "Two. " + _write(ToolFormat.HERMES, *two) + "Three."
+    text += "\n<tool_call>none"
+    parts = _parts(ToolFormat.HERMES, [text[at : at + size] for at in range(0, len(text), size)])
+    assert parts == ["One. ", one, "\nTwo. ", two, "\nThree.\n<tool_call>none"]
 
 
 @pytest.mark.parametrize("format", ToolFormat)

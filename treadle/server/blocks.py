@@ -60,6 +60,7 @@ class BlockAnswer:
         self.blocks: list[Block] = []
         self.finish = ""
         self._open: Block | None = None
+        self._calls: list[Block] = []
         self._read = 0  # tokens
 
     @property
@@ -85,22 +86,22 @@ class BlockAnswer:
 
     def _take(self, piece: Piece) -> Iterator[Step]:
         tokens = self._answer_tokens(piece)
-        for name, text in piece.deltas:
-            kind: Kind = "reasoning" if name == b"reasoning_content" else "text"
+        for part in piece.parts:
+            if isinstance(part, ToolDelta):
+                yield from self._call(part)
+                continue
+            kind: Kind = "reasoning" if part.field == b"reasoning_content" else "text"
             block = self._open
             if block is None or block.kind != kind:
-                yield from self._end()
                 block = Block(kind, len(self.blocks))
-                yield self._begin(block)
+                yield from self._begin(block)
             if kind == "text":
-                yield self._grow(block, text, tokens)
+                yield self._grow(block, part.text, tokens)
                 tokens = []
             else:
-                yield self._grow(block, text, [])
-        if tokens and self._open is not None and self._open.kind == "text" and not piece.calls:
+                yield self._grow(block, part.text, [])
+        if tokens and not piece.parts and self._open is not None and self._open.kind == "text":
             yield self._grow(self._open, "", tokens)
-        for delta in piece.calls:
-            yield from self._call(delta)
         self.finish = piece.finish or ""
 
     def _answer_tokens(self, piece: Piece) -> list[TokenText]:
@@ -112,15 +113,16 @@ class BlockAnswer:
 
     def _call(self, delta: ToolDelta) -> Iterator[Step]:
         if delta.name is not None:
-            yield from self._end()
-            yield self._begin(Block("call", len(self.blocks), delta.id or "", delta.name))
-        if delta.arguments and self._open is not None:
-            yield self._grow(self._open, delta.arguments, [])
+            self._calls.append(Block("call", len(self.blocks), delta.id or "", delta.name))
+            yield from self._begin(self._calls[-1])
+        if delta.arguments:
+            yield self._grow(self._calls[delta.index], delta.arguments, [])
 
-    def _begin(self, block: Block) -> Begin:
+    def _begin(self, block: Block) -> Iterator[Step]:
+        yield from self._end()
         self._open = block
         self.blocks.append(block)
-        return Begin(block)
+        yield Begin(block)
 
     @staticmethod
     def _grow(block: Block, text: str, tokens: list[TokenText]) -> Grow:

@@ -17,6 +17,7 @@ from treadle.server.calls import calls_grammar
 from treadle.server.errors import ApiError, json_response
 from treadle.server.generation import (
     Job,
+    TextDelta,
     TokenText,
     check_stream_options,
     make_choices,
@@ -133,10 +134,12 @@ class Answer:
         reasons = [""] * count
         async with contextlib.aclosing(self._job.pieces()) as pieces:
             async for index, piece in pieces:
-                for name, text in piece.deltas:
-                    key = name.decode()
-                    messages[index][key] = messages[index].get(key, "") + text
-                _join(calls[index], piece.calls)
+                for part in piece.parts:
+                    if isinstance(part, TextDelta):
+                        key = part.field.decode()
+                        messages[index][key] = messages[index].get(key, "") + part.text
+                    else:
+                        _join(calls[index], part)
                 tokens[index] += piece.tokens or ()
                 reasons[index] = piece.finish or ""
         choices = [
@@ -161,12 +164,12 @@ class Answer:
             async with contextlib.aclosing(self._job.pieces()) as pieces:
                 async for index, piece in pieces:
                     logprobs = _logprobs(piece.tokens) if piece.tokens else None
-                    silent = logprobs is not None and not piece.calls
-                    for name, text in piece.deltas or ([(b"content", "")] if silent else []):
-                        yield chunks.delta(index, name, text, logprobs)
+                    for part in piece.parts or ([TextDelta(b"content", "")] if logprobs else []):
+                        if isinstance(part, TextDelta):
+                            yield chunks.delta(index, part.field, part.text, logprobs)
+                        else:
+                            yield chunks.calls(index, [_call_delta(part)], logprobs)
                         logprobs = None
-                    if piece.calls:
-                        yield chunks.calls(index, [_call_delta(delta) for delta in piece.calls], logprobs)
                     if piece.finish is not None:
                         yield chunks.finish(index, piece.finish, chat=True)
         except ApiError as error:
@@ -187,13 +190,12 @@ def _message(fields: dict[str, str], calls: list[dict[str, Any]]) -> dict[str, A
     return message
 
 
-def _join(calls: list[dict[str, Any]], deltas: list[ToolDelta]) -> None:
+def _join(calls: list[dict[str, Any]], delta: ToolDelta) -> None:
     """Put the pieces of calls together, as a client does with those of a stream."""
-    for delta in deltas:
-        if delta.name is not None:
-            function = {"name": delta.name, "arguments": ""}
-            calls.append({"id": delta.id, "type": "function", "function": function})
-        calls[delta.index]["function"]["arguments"] += delta.arguments
+    if delta.name is not None:
+        function = {"name": delta.name, "arguments": ""}
+        calls.append({"id": delta.id, "type": "function", "function": function})
+    calls[delta.index]["function"]["arguments"] += delta.arguments
 
 
 def _call_delta(delta: ToolDelta) -> dict[str, Any]:

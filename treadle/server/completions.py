@@ -100,7 +100,7 @@ class Completion:
         reasons = [""] * count
         async with contextlib.aclosing(self._job.pieces()) as pieces:
             async for index, piece in pieces:
-                texts[index] += "".join(text for _, text in piece.deltas)
+                texts[index] += piece.text
                 tokens[index] += piece.tokens or ()
                 reasons[index] = piece.finish or ""
         choices = [
@@ -126,9 +126,8 @@ class Completion:
             async with contextlib.aclosing(self._job.pieces()) as pieces:
                 async for index, piece in pieces:
                     logprobs = _logprobs(piece.tokens) if piece.tokens else None
-                    text = "".join(text for _, text in piece.deltas)
-                    if text or logprobs:
-                        yield chunks.text(index, text, logprobs)
+                    if piece.text or logprobs:
+                        yield chunks.text(index, piece.text, logprobs)
                     if piece.finish is not None:
                         yield chunks.finish(index, piece.finish, chat=False)
         except ApiError as error:

@@ -8,9 +8,9 @@ import contextlib
 import secrets
 import time
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -129,15 +129,26 @@ def _token_entry(data: bytes, logprob: float) -> dict[str, Any]:
     return {"token": token_text(data), "logprob": logprob, "bytes": list(data)}
 
 
+class TextDelta(NamedTuple):
+    """Text that comes to a field of the message: ``content`` or ``reasoning_content``."""
+
+    field: bytes
+    text: str
+
+
 @dataclass
 class Piece:
-    """What one engine output adds to a choice: text per message field, then pieces of tool calls, and
-    logprobs of its tokens."""
+    """What one engine output adds to a choice: texts and pieces of tool calls, in the order in which the
+    model wrote them, and logprobs of its tokens."""
 
-    deltas: list[tuple[bytes, str]]
-    calls: list[ToolDelta]
+    parts: list[TextDelta | ToolDelta]
     tokens: list[TokenText] | None
     finish: str | None  # finish_reason of the API
+
+    @property
+    def text(self) -> str:
+        """What there is of an answer that is nothing but text."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextDelta))
 
 
 class Choice:
@@ -183,14 +194,16 @@ class Choice:
             text += self._text.finish()
         last = finish is not None
         reasoning, content = self._split(text, last)
-        calls: list[ToolDelta] = []
+        parts: list[TextDelta | ToolDelta] = []
+        if reasoning:
+            parts.append(TextDelta(b"reasoning_content", reasoning))
         if self._tools is not None:
-            content, calls = self._call(self._tools, content, last)
+            parts += self._read(self._tools, content, last)
             if self._tools.done or (self._tools.count and finish == "stop"):
                 finish = "tool_calls"
-        fields = ((b"reasoning_content", reasoning), (b"content", content))
-        tokens = self._tokens(output, self._text.offsets[before:])
-        return Piece([(name, value) for name, value in fields if value], calls, tokens, finish)
+        elif content:
+            parts.append(TextDelta(b"content", content))
+        return Piece(parts, self._tokens(output, self._text.offsets[before:]), finish)
 
     def note(self, output: Output) -> None:
         """Keep what the last output tells, also of a choice that is not read to its end."""
@@ -208,12 +221,10 @@ class Choice:
         return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
 
     @staticmethod
-    def _call(parser: ToolParser, text: str, last: bool) -> tuple[str, list[ToolDelta]]:
-        """(content, pieces of calls)"""
-        parts = [parser.push(text)]
-        if last:
-            parts.append(parser.finish())
-        return "".join(part.content for part in parts), [delta for part in parts for delta in part.calls]
+    def _read(parser: ToolParser, text: str, last: bool) -> Iterator[TextDelta | ToolDelta]:
+        """Content and calls in ``text``, and what was held back if it is the last."""
+        for part in parser.push(text) + (parser.finish() if last else []):
+            yield TextDelta(b"content", part) if isinstance(part, str) else part
 
     def _tokens(self, output: Output, offsets: Sequence[int]) -> list[TokenText] | None:
         if self.request.params.logprobs is None:
@@ -300,7 +311,7 @@ class Job:
             name = "n" if self.n > 1 else "prompt"
             raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
         except BadRequest as error:
-            raise ApiError(400, str(error)) from None
+            raise ApiError(400, str(error), code="invalid_value") from None
         except TreadleError as error:
             raise ApiError(503, str(error), code="engine_error", headers={"Retry-After": "2"}) from None
         self._running = {request.id for request in requests}

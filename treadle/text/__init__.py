@@ -4,7 +4,7 @@ from treadle.text.chat import ChatTemplate, Prompt, render_chat
 from treadle.text.detokenizer import Detokenizer
 from treadle.text.reasoning import PRESETS, Part, Preset, ReasoningSplitter, preset_for, split_reasoning
 from treadle.text.tokenizer import Tokenizer
-from treadle.text.tools import ToolDelta, ToolFormat, ToolParser, ToolPart, mark_ids, tool_format
+from treadle.text.tools import ToolDelta, ToolFormat, ToolParser, mark_ids, tool_format
 
 __all__ = [
     "PRESETS",
@@ -18,7 +18,6 @@ __all__ = [
     "ToolDelta",
     "ToolFormat",
     "ToolParser",
-    "ToolPart",
     "mark_ids",
     "preset_for",
     "render_chat",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from treadle.text.detokenizer import pending_suffix
@@ -52,12 +52,7 @@ class ToolDelta:
     arguments: str = ""
 
 
-@dataclass
-class ToolPart:
-    """What a piece of output adds to the message."""
-
-    content: str = ""
-    calls: list[ToolDelta] = field(default_factory=list)
+Parts = list[str | ToolDelta]  # of a message, in the order in which the model wrote them: content and calls
 
 
 def tool_format(template: str | None) -> ToolFormat | None:
@@ -109,32 +104,38 @@ class ToolParser:
         self._text = ""
         self._raw = ""  # of the call being read, as long as it may turn out to be none
         self._reader: _Reader | None = None
-        self._part = ToolPart()
+        self._parts: Parts = []
 
-    def push(self, text: str) -> ToolPart:
+    def push(self, text: str) -> Parts:
         """Content and fragments of calls in the next piece of text."""
-        self._part = ToolPart()
+        self._parts = []
         self._text += text
         while self._text and not self.done:
             if self._reader is not None:
                 self._read()
             elif not self._scan():
                 break
-        return self._part
+        return self._parts
 
-    def finish(self) -> ToolPart:
+    def finish(self) -> Parts:
         """The rest. A call that was cut off before its name is complete comes out as content."""
-        self._part = ToolPart()
+        self._parts = []
         if self.done:
-            return self._part
+            return self._parts
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-            self._part.content = self._raw
+            self._write(self._raw)
         elif not (self._after_call and not self._text.strip()):
-            self._part.content = self._text
+            self._write(self._text)
         self._text = self._raw = ""
-        return self._part
+        return self._parts
+
+    def _write(self, content: str) -> None:
+        if self._parts and isinstance(last := self._parts[-1], str):
+            self._parts[-1] = last + content
+        elif content:
+            self._parts.append(content)
 
     def _scan(self) -> bool:
         """Pass on content up to the next mark; False when more text is needed."""
@@ -157,15 +158,15 @@ class ToolParser:
         found = [(at, mark) for mark in self._marks if (at := self._text.find(mark)) >= 0]
         if not found:
             keep = pending_suffix(self._text, self._marks)
-            self._part.content += self._text[: len(self._text) - keep]
+            self._write(self._text[: len(self._text) - keep])
             self._text = self._text[len(self._text) - keep :]
             return False
         at, mark = min(found)
         if mark in _ENDS[self._format] and not self.count:
-            self._part.content += self._text[: at + len(mark)]
+            self._write(self._text[: at + len(mark)])
             self._text = self._text[at + len(mark) :]
             return True
-        self._part.content += self._text[:at]
+        self._write(self._text[:at])
         self._text = self._text[at + len(mark) :]
         if mark in _ENDS[self._format] or mark == "<｜tool▁calls▁begin｜>":
             self._after_call = True
@@ -200,7 +201,7 @@ class ToolParser:
                 self.done = self._single and self.count > 0
                 return
             except _NotACall:
-                self._part.content += self._raw
+                self._write(self._raw)
                 self._text = self._text[index + 1 :]
                 self._raw, self._reader = "", None
                 return
@@ -214,18 +215,18 @@ class ToolParser:
             if self._format is ToolFormat.MISTRAL
             else "call_" + secrets.token_hex(12)
         )
-        self._part.calls.append(ToolDelta(self.count, id, name))
+        self._parts.append(ToolDelta(self.count, id, name))
         self.count += 1
 
     def _argue(self, text: str) -> None:
         """Arguments of the newest call. From here on the text is known to be a call."""
         self._raw = ""
         if text:
-            calls = self._part.calls
-            if calls and calls[-1].index == self.count - 1:
-                calls[-1].arguments += text
+            last = self._parts[-1] if self._parts else None
+            if isinstance(last, ToolDelta) and last.index == self.count - 1:
+                last.arguments += text
             else:
-                self._part.calls.append(ToolDelta(self.count - 1, arguments=text))
+                self._parts.append(ToolDelta(self.count - 1, arguments=text))
 
     def _object(self, *, only_known_fields: bool = False) -> _Reader:
         """``{"name": …, "arguments": …}`` in any order of the fields."""
