@@ -73,8 +73,8 @@ async def _api_error(_: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {
-        404: f"there is no {request.url.path[:200]} here",
-        405: f"{request.method} is not allowed on {request.url.path[:200]}",
+        404: f"there is no {request.scope['path'][:200]} here",
+        405: f"{request.method} is not allowed on {request.scope['path'][:200]}",
     }
     message = messages.get(error.status_code, error.detail)
     return ApiError(error.status_code, message, headers=error.headers).response()

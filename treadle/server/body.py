@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,7 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from treadle.server.errors import ApiError
 
 MAX_DEPTH = 32
+_DIGITS = 4300  # of integers that Python reads
 SILENCE = 60.0  # seconds that a client may send nothing in the middle of a body
+BROKEN = "broken"  # in the state of a request whose body came to no good end: why
 LARGE = 8192  # bytes; what a larger body needs is done on a thread, so that running streams do not wait
 
 T = TypeVar("T")
@@ -38,9 +44,68 @@ def parse_json(raw: bytes) -> Any:
             400, "the body holds the character U+0000, which no text needs; remove it", code="invalid_json"
         )
     try:
-        return msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        raise _too_large(raw) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}", code="invalid_json") from None
+    _check_keys(raw, value)
+    return value
+
+
+def _check_keys(raw: bytes, value: Any) -> None:
+    """Refuse an object of ``raw`` in which a key comes twice; ``value`` has only one of them. Written anew it
+    has fewer colons then: so the bodies that are right, whatever they hold, cost one pass of the encoder."""
+    colons = raw.count(b":") + raw.count(b"\\u003a") + raw.count(b"\\u003A")
+    with contextlib.suppress(OverflowError):  # of integers of hundreds of digits
+        if colons == msgspec.json.encode(value).count(b":"):
+            return
+    repeated: list[tuple[str, dict[str, Any]]] = []
+
+    def make(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            repeated.append((counts.most_common(1)[0][0], made))
+        return made
+
+    whole = json.loads(raw, object_pairs_hook=make)
+    if repeated:
+        name, where = repeated[-1]  # the outermost
+        message = f"the body has the key {name[:50]!r} twice in one object; send it once"
+        raise ApiError(400, message, param=name[:50] if where is whole else None, code="invalid_json")
+
+
+def _too_large(raw: bytes) -> ApiError:
+    """What is wrong with ``raw``, in which a number is larger than can be held."""
+
+    def integer(text: str) -> int | _Huge:
+        return int(text) if len(text) <= _DIGITS else _Huge(text)
+
+    def real(text: str) -> float | _Huge:
+        return value if math.isfinite(value := float(text)) else _Huge(text)
+
+    path, number = _find_huge(json.loads(raw, parse_int=integer, parse_float=real), "") or ("", "a number")
+    shown = number if len(number) <= 60 else f"{number[:57]}..."
+    message = f"{path or 'the body'}: the number {shown} is too large; send one below 1e308"
+    return ApiError(400, message, param=re.split(r"[.\[]", path)[0] or None, code="invalid_value")
+
+
+class _Huge(str):
+    """The digits of a number that is too large."""
+
+
+def _find_huge(value: Any, path: str) -> tuple[str, str] | None:
+    """Where the first one is, and what it is."""
+    if isinstance(value, _Huge):
+        return path, value
+    if isinstance(value, dict):
+        inner = [(item, f"{path}.{name[:50]}".lstrip(".")) for name, item in value.items()]
+    elif isinstance(value, list):
+        inner = [(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    else:
+        return None
+    return next(filter(None, (_find_huge(item, at) for item, at in inner)), None)
 
 
 def _depth(raw: bytes) -> int:
@@ -82,4 +147,6 @@ async def read(request: Request, limit: int) -> bytes:
     except TimeoutError:
         message = f"nothing more of the body came for {SILENCE:g} s"
         raise ApiError(408, message, code="invalid_http", headers={"Connection": "close"}) from None
+    if (broken := request.scope["state"].get(BROKEN)) is not None:
+        raise ApiError(400, broken, code="invalid_http", headers={"Connection": "close"})
     return b"".join(chunks)

@@ -88,8 +88,14 @@ def _logit_bias(raw: dict[str, float], vocabulary: int) -> dict[int, float]:
         raise ApiError(400, f"{allowed}; got {len(raw)} keys", param="logit_bias", code="invalid_value")
     bias = {}
     for key, value in raw.items():
-        if not (key.isascii() and key.isdigit()) or len(key) > 10 or int(key) >= vocabulary:
-            raise ApiError(400, f"{allowed}; got {key[:20]!r}", param="logit_bias", code="invalid_value")
+        canonical = key.isascii() and key.isdigit() and (key[0] != "0" or key == "0")
+        if not canonical or len(key) > 10 or int(key) >= vocabulary:
+            raise ApiError(
+                400,
+                f"{allowed}, without leading zeros; got {key[:20]!r}",
+                param="logit_bias",
+                code="invalid_value",
+            )
         bias[int(key)] = value
     return bias
 

@@ -91,6 +91,8 @@ def _try_out(trial: LLMatcher, random: Random) -> None:
     """Write the beginning of some answer. Raises ValueError if the grammar turns out too large for that."""
     for _ in range(_STEPS):
         mask = np.frombuffer(trial.compute_bitmask(), np.uint8)
+        if trial.is_error() and "NoExtensionBias" in (trial.get_error() or ""):
+            raise ValueError("no answer can follow it: a rule leads only to itself, or nothing fits it")
         if trial.is_error():
             raise ValueError(f"is too large to be followed: {complaint(trial)}")
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))

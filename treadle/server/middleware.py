@@ -28,6 +28,12 @@ _EXPOSED = "X-Request-Id, Retry-After, " + ", ".join(
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
 
+def id_of_request(given: str) -> str:
+    """The request id that a client has ``given``, or a new one if that is none."""
+    valid = 0 < len(given) <= 128 and _ID_CHARACTERS.issuperset(given)
+    return given if valid else secrets.token_hex(16)
+
+
 class RootPath:
     """Takes a prefix off the path if it is there: some proxies leave it, some remove it."""
 
@@ -56,9 +62,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        valid = 0 < len(given) <= 128 and _ID_CHARACTERS.issuperset(given)
-        request_id = given if valid else secrets.token_hex(16)
+        request_id = id_of_request(Headers(scope=scope).get("x-request-id", ""))
         scope.setdefault("state", {})["request_id"] = request_id
         fields = {"fields": {"request_id": request_id}}
         started = False

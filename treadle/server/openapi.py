@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _REF = "#/components/schemas/{model}"
 _TOLD = {
     200: "Success",
-    400: "The request is wrong; `param` names the field",
+    400: "The request is wrong; `param` names the field or parameter",
     401: "There is no key, or an invalid one",
     403: "The key may not do this, or the request does not come from this machine",
     404: "There is no such model or object",
@@ -82,6 +82,8 @@ def statuses(operation: Operation) -> dict[int, type[BaseModel]]:
         needs += [401, 403]
     if operation.needs_model:
         needs += [404, 503]
+    if operation.query is not None:
+        needs += [400]
     if operation.body is not None:
         needs += [400, 408, 413, 429]
     return dict(sorted({**dict.fromkeys(needs, operation.error), **operation.statuses}.items()))
@@ -110,7 +112,7 @@ def _described(operation: Operation, path: str, schemas: dict[Any, Any]) -> dict
     ]
     parameters += [
         {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in operation.query.items()
+        for name, schema in (operation.query or {}).items()
     ]
     if parameters:
         described["parameters"] = parameters

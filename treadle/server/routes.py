@@ -6,11 +6,13 @@ table.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.routing import Route
 
 from treadle.server import answers, status, tokens
@@ -20,8 +22,9 @@ from treadle.server.chat import chat_completions
 from treadle.server.completions import completions
 from treadle.server.embeddings import EmbeddingsBody, embeddings
 from treadle.server.openapi import openapi
+from treadle.server.query import check_query
 from treadle.server.responses import routes as responses
-from treadle.server.responses.schema import ResponsesBody
+from treadle.server.responses.schema import ENCRYPTED, LOGPROBS, ResponsesBody
 from treadle.server.schema import ChatBody, CompletionBody, DetokenizeBody, Strict, TokenizeBody
 
 Method = Literal["GET", "POST", "DELETE"]
@@ -43,7 +46,7 @@ class Operation:
     needs_model: bool = False
     error: type[BaseModel] = answers.ErrorAnswer
     statuses: Mapping[int, type[BaseModel]] = field(default_factory=dict)  # further ones
-    query: Mapping[str, Any] = field(default_factory=dict)  # JSON schemas of parameters
+    query: Mapping[str, Any] | None = field(default_factory=dict)  # JSON schemas; None: any parameter
 
 
 def _post(
@@ -55,15 +58,18 @@ def _post(
     )
 
 
-_INCLUDE = {"type": "string"}
+_INCLUDE = {"enum": [LOGPROBS, ENCRYPTED]}  # once per value; "include[]" is how OpenAI's clients write it
+_INCLUDES = {"include": _INCLUDE, "include[]": _INCLUDE}
+_BETA = {"beta": {"enum": ["true", "false"]}}  # of Anthropic's clients; changes nothing
+_MODELS = {**_BETA, "client_version": {"type": "string"}}  # of Codex; changes nothing
 _PAGE = {
-    "include": _INCLUDE,
+    **_INCLUDES,
     "limit": {"type": "integer", "minimum": 1, "maximum": responses.MAX_PAGE, "default": 20},
     "order": {"enum": ["asc", "desc"], "default": "desc"},
     "after": {"type": "string"},
 }
 _STORED = "/v1/responses/{id}"
-_MESSAGES: dict[str, Any] = {"error": answers.MessagesError}
+_MESSAGES: dict[str, Any] = {"error": answers.MessagesError, "query": _BETA}
 
 OPERATIONS = (
     Operation(
@@ -73,6 +79,7 @@ OPERATIONS = (
         summary="Whether the server is ready; the only route that needs no key",
         answer=answers.Health,
         needs_key=False,
+        query=None,
         statuses={503: answers.Health},
     ),
     Operation(
@@ -96,6 +103,7 @@ OPERATIONS = (
         endpoint=status.metrics,
         summary="Metrics in the Prometheus text format",
         answer="text/plain",
+        query=None,
     ),
     Operation(
         method="GET",
@@ -110,6 +118,7 @@ OPERATIONS = (
         endpoint=status.models,
         summary="The served models that the key may use",
         answer=answers.ModelList,
+        query=_MODELS,
         statuses={503: answers.ErrorAnswer},
     ),
     Operation(
@@ -118,6 +127,7 @@ OPERATIONS = (
         endpoint=status.model,
         summary="One served model",
         answer=answers.ModelCard,
+        query=_BETA,
         needs_model=True,
     ),
     _post(
@@ -161,8 +171,8 @@ OPERATIONS = (
         endpoint=responses.stored_response,
         summary="A stored response",
         answer=answers.ResponseAnswer,
-        statuses={400: answers.ErrorAnswer, 404: answers.ErrorAnswer},
-        query={"include": _INCLUDE},
+        statuses={404: answers.ErrorAnswer},
+        query=_INCLUDES,
     ),
     Operation(
         method="DELETE",
@@ -170,8 +180,8 @@ OPERATIONS = (
         endpoint=responses.stored_response,
         summary="Forget a stored response",
         answer=answers.DeletedResponse,
-        statuses={400: answers.ErrorAnswer, 404: answers.ErrorAnswer},
-        query={"include": _INCLUDE},
+        statuses={404: answers.ErrorAnswer},
+        query=_INCLUDES,
     ),
     Operation(
         method="GET",
@@ -179,7 +189,7 @@ OPERATIONS = (
         endpoint=responses.stored_input_items,
         summary="The conversation before a stored response",
         answer=answers.ItemList,
-        statuses={400: answers.ErrorAnswer, 404: answers.ErrorAnswer},
+        statuses={404: answers.ErrorAnswer},
         query=_PAGE,
     ),
     _post(
@@ -202,12 +212,27 @@ OPERATIONS = (
 )
 
 
+def _strict(operations: list[Operation]) -> Callable[..., Any]:
+    """The endpoint of a path, which refuses parameters in the query that it does not know."""
+    queries: dict[str, Mapping[str, Any] | None]
+    queries = {operation.method: operation.query for operation in operations}
+    endpoint = operations[0].endpoint
+
+    @functools.wraps(endpoint)
+    async def checked(request: Request) -> Any:
+        if (known := queries.get("GET" if request.method == "HEAD" else request.method)) is not None:
+            check_query(request, known)
+        return await endpoint(request)
+
+    return checked
+
+
 def routes() -> list[Route]:
     """The table as routes of Starlette: one per path and endpoint."""
     found: dict[str, list[Operation]] = {}
     for operation in OPERATIONS:
         found.setdefault(operation.path, []).append(operation)
     return [
-        Route(path, operations[0].endpoint, methods=[operation.method for operation in operations])
+        Route(path, _strict(operations), methods=[operation.method for operation in operations])
         for path, operations in found.items()
     ]

@@ -24,6 +24,7 @@ from pydantic_core import CoreSchema
 from treadle.server.errors import ApiError
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
 
 # Fields of the OpenAI and vLLM APIs that this server does not offer, with the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -194,12 +195,20 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+def choice_tag(value: Any) -> str | None:
+    """Tells an object that names a function from a word; neither is None."""
+    if isinstance(value, str) and value in ("none", "auto", "required"):
+        return "<text>"
+    return "<object>" if isinstance(value, dict) else None
+
+
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[NamedTool, Tag("<object>")],
     Discriminator(
-        lambda value: "<object>" if isinstance(value, dict) else "<text>" if isinstance(value, str) else None,
+        choice_tag,
         custom_error_type="tool_choice",
-        custom_error_message="'none', 'auto', 'required', or an object that names a function",
+        custom_error_message='"none", "auto", "required" or '
+        '{"type": "function", "function": {"name": "NAME OF A TOOL"}}',
     ),
 ]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -298,13 +307,13 @@ class Sampling(Strict):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     # extensions of vLLM
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
@@ -328,7 +337,7 @@ class ChatBody(Sampling):
     + answer."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
@@ -366,6 +375,7 @@ class TokenizeBody(Strict):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
     return_token_strs: bool | None = None
@@ -383,18 +393,21 @@ Body = TypeVar("Body", bound=Strict)
 
 _LISTS = ("messages", "prompt", "tokens", "input")  # may be long; each body has at most one that matters
 _SLICE = 1024
+# Types of errors that say which objects there are: of them, the type tells what came.
+_TYPED = ("block", "format", "item", "part", "response_format", "thinking", "tool")
 _KINDS = {  # by type of the error
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
     "item_type": "a string, a token id or a list of token ids",
+    "none_required": "null",
 }
 
 
 def validate(kind: type[Body], raw: Any) -> Body:
     """``raw`` (decoded JSON) as a ``kind``. Raises ApiError 400 for the first field that is wrong."""
     if not isinstance(raw, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {_shown(raw)}")
+        raise ApiError(400, f"the body must be a JSON object, not {_shown(raw)}", code="invalid_json")
     fields = {}
     for name, value in raw.items():
         if name in kind.model_fields or name not in kind.not_offered:
@@ -460,7 +473,11 @@ def _explain(kind: type[Strict], error: ValidationError, name: str, offset: int)
         case problem:
             _, _, must = first["msg"].partition(" after validation")[0].partition(" should ")
             must = f"be {_KINDS[problem]}" if problem in _KINDS else must or f"be {first['msg']}"
-            message = f"{path}: must {must}; got {_shown(first['input'])}"
+            given = first["input"]
+            if problem == "string_too_short" or (problem == "too_short" and given == ""):
+                must = must.replace("item", "character")
+            got = _typed(given) if problem in _TYPED and isinstance(given, dict) else _shown(given)
+            message = f"{path}: must {must}; got {got}"
     return ApiError(400, message, param=param, code="invalid_value")
 
 
@@ -477,6 +494,10 @@ def _telling(error: ValidationError) -> Mapping[str, Any]:
         if problem["loc"][: len(item)] == item and (inner or not problem["type"].endswith("_type")):
             return {**problem, "loc": (*item, *inner)}
     return {**found[0], "type": "item_type", "loc": item}
+
+
+def _typed(value: dict[str, Any]) -> str:
+    return f"one of the type {_shown(value['type'])}" if "type" in value else "one without a type"
 
 
 def _shown(value: Any) -> str:

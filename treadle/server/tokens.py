@@ -22,6 +22,13 @@ async def tokenize(request: HttpRequest) -> Response:
     served = model_for(request, body.model, None)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: give either prompt or messages", param="prompt", code="invalid_value")
+    for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+        if body.prompt is not None and getattr(body, name) is not None:
+            message = f"{name}: belongs to messages; remove it, or give messages instead of prompt"
+            raise ApiError(400, message, param=name, code="invalid_value")
+    if body.messages is not None and body.add_special_tokens:
+        message = "add_special_tokens: belongs to prompt; a chat template writes all control tokens itself"
+        raise ApiError(400, message, param="add_special_tokens", code="invalid_value")
     if body.prompt is None:
         check_tools(body, served)
     return await aside(size, lambda: json_response(_tokens(served, body)))
@@ -31,7 +38,7 @@ def _tokens(served: Served, body: TokenizeBody) -> dict[str, Any]:
     if body.prompt is not None:
         ids = served.text.encode(body.prompt, add_special=body.add_special_tokens is not False)
     else:
-        ids = encode_chat(served, body, False, body.tools).ids
+        ids = encode_chat(served, body, body.continue_final_message or False, body.tools).ids
     answer: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.context}
     if body.return_token_strs:
         answer["token_strs"] = [token_text(served.text.token_bytes(id)) for id in ids]

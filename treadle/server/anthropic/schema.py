@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from treadle.server.schema import FunctionName, StopText, Strict, text_or_list
+from treadle.server.schema import Count, FunctionName, StopText, Strict, text_or_list
 
 
 def _tagged(value: Any, known: tuple[str, ...]) -> str | None:
@@ -159,7 +159,7 @@ class ThinkingOn(Strict):
     empty; otherwise they hold all of it."""
 
     type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=1)]
+    budget_tokens: Count
     display: Display | None = None
 
 
@@ -236,7 +236,7 @@ class CountBody(Strict):
 class MessagesBody(CountBody):
     """``POST /v1/messages``. ``max_tokens`` may be more than the context has room for."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Count
     stream: bool | None = None
     stop_sequences: Annotated[list[StopText], Field(max_length=32)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from treadle.server.schema import FunctionName, StreamOptions, Strict, TextFormat, text_or_list
+from treadle.server.schema import (
+    Count,
+    FunctionName,
+    StreamOptions,
+    Strict,
+    TextFormat,
+    choice_tag,
+    text_or_list,
+)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -167,7 +175,11 @@ class NamedFunction(Strict):
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[NamedFunction, Tag("<object>")],
-    Discriminator(lambda value: "<object>" if isinstance(value, dict) else "<text>"),
+    Discriminator(
+        choice_tag,
+        custom_error_type="tool_choice",
+        custom_error_message='"none", "auto", "required" or {"type": "function", "name": "NAME OF A TOOL"}',
+    ),
 ]
 
 
@@ -212,7 +224,7 @@ class ReasoningConfig(Strict):
     its item, in full, instead of as its content. ``max_tokens`` is an extension."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: None = None
 
@@ -251,7 +263,7 @@ class ResponsesBody(Strict):
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
