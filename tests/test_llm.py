@@ -92,6 +92,7 @@ def test_stop_text_ends_an_answer_before_it(llm: LLM) -> None:
     result = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=12, stop=("five",)))[0]
     assert result.text == whole[: whole.index("five")]
     assert result.finish_reason == "stop"
+    assert result.usage.completion_tokens == len(result.token_ids)
 
 
 def test_ignore_eos_fills_max_tokens(llm: LLM) -> None:

@@ -15,6 +15,7 @@ from threading import Event
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,35 +59,42 @@ class Completion:
 
 
 class _Job:
-    """One request under way: its text so far, the pieces of it that nobody took yet, its result."""
+    """One request under way. The engine's thread adds to ``outputs``, the caller's turns them into text."""
 
     def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
         self.request = request
         self.result = Completion(logprobs=None if request.params.logprobs is None else [])
-        self.pieces: deque[str] = deque()
-        self.done = False
-        self.error: str | None = None
+        self.outputs: deque[Output] = deque()
+        self.last = False  # the last output is among ``outputs``, or was
+        self.cancelled = False  # the rest is not wanted
         stop = request.params.stop
         self._text = Detokenizer(tokenizer, (stop,) if isinstance(stop, str) else stop)
 
-    def take(self, output: Output) -> None:
-        """Add what this output brings. A stop string sets ``result.finish_reason`` before the job is done."""
+    def texts(self) -> Iterator[str]:
+        """The text of each output that has come. Raises TreadleError when the engine failed."""
+        while self.outputs:
+            yield self._take(self.outputs.popleft())
+
+    def _take(self, output: Output) -> str:
         result = self.result
+        usage = output.usage or result.usage
+        result.timing = output.timing or result.timing
+        if self._text.stopped is not None:  # what came after the stop string counts for nothing
+            result.usage = msgspec.structs.replace(usage, completion_tokens=len(result.token_ids))
+            return ""
+        result.usage = usage
         result.token_ids += output.token_ids
         if result.logprobs is not None and output.logprobs:
             result.logprobs += output.logprobs
-        piece = self._text.push(output.token_ids)
+        text = self._text.push(output.token_ids)
         reason = output.finish_reason
+        if reason == "error":
+            raise TreadleError(output.error or "the engine failed")
         if reason is not None:
-            if reason == "error":
-                self.error = output.error or "the engine failed"
-            piece += self._text.finish()
-            result.usage = output.usage or result.usage
-            result.timing = output.timing or result.timing
+            text += self._text.finish()
         result.finish_reason = "stop" if self._text.stopped is not None else reason
-        result.text += piece
-        self.pieces.append(piece)
-        self.done = reason is not None  # last, for the thread that takes the pieces
+        result.text += text
+        return text
 
 
 class LLM:
@@ -160,7 +168,7 @@ class LLM:
         self._thread = ThreadPoolExecutor(1, "treadle-engine")
         self._next_step: Future[None] | None = None  # the one that was asked for last
         self._jobs: dict[str, _Job] = {}  # under way, by id of the request
-        self._dropped: deque[str] = deque()  # ids of requests that nobody waits for any more
+        self._cancelled: deque[str] = deque()  # ids of requests whose rest nobody wants
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
 
@@ -272,24 +280,34 @@ class LLM:
         return Request(id=str(next(self._ids)), prompt_ids=ids, params=params)
 
     def _run(self, jobs: Sequence[_Job]) -> Iterator[str]:
-        """Steps the engine until the jobs are done; yields their text as it comes."""
+        """Steps the engine until the jobs are done; yields their text, made while the next step runs."""
         try:
             self._submit(partial(self._add, jobs)).result()
-            while True:
-                done = all(job.done for job in jobs)  # before their pieces are taken: no more can come then
+            last = False
+            while not last:
+                last = all(job.last for job in jobs)
+                step = None if last else self._advance()
                 for job in jobs:
-                    if job.error is not None:
-                        raise TreadleError(job.error)
-                    while job.pieces:
-                        yield job.pieces.popleft()
-                if done:
-                    return
-                step = self._next_step
-                if step is None or step.running() or step.done():
-                    self._next_step = step = self._submit(self._step)
-                step.result()
+                    yield from job.texts()
+                    if job.result.finish_reason is not None:
+                        self._cancel(job)  # a stop string; the last output brings the counts
+                if step is not None:
+                    step.result()
         finally:
-            self._dropped.extend(job.request.id for job in jobs if not job.done)
+            for job in jobs:
+                self._cancel(job)
+
+    def _cancel(self, job: _Job) -> None:
+        if not (job.last or job.cancelled):
+            job.cancelled = True
+            self._cancelled.append(job.request.id)
+
+    def _advance(self) -> Future[None]:
+        """A step that has not begun, for all callers."""
+        step = self._next_step
+        if step is None or step.running() or step.done():
+            self._next_step = step = self._submit(self._step)
+        return step
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         """Have the engine's thread do it, after what it was given before."""
@@ -301,15 +319,8 @@ class LLM:
 
     # ------------------------------------------------------------------ on the engine's thread
 
-    def _drop(self, engine: Engine) -> None:
-        while self._dropped:
-            id = self._dropped.popleft()
-            self._jobs.pop(id, None)
-            engine.cancel(id)
-
     def _add(self, jobs: Sequence[_Job]) -> None:
         engine, _ = self._open()
-        self._drop(engine)
         for job in jobs:
             engine.add(job.request)
             self._jobs[job.request.id] = job
@@ -317,16 +328,14 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine, for the jobs of all callers."""
         engine, _ = self._open()
-        self._drop(engine)
+        while self._cancelled:
+            engine.cancel(self._cancelled.popleft())
         for output in engine.step():
-            job = self._jobs.get(output.id)
-            if job is None:
-                continue
-            job.take(output)
-            if job.done:
+            job = self._jobs[output.id]
+            job.outputs.append(output)
+            if output.finish_reason is not None:
                 del self._jobs[output.id]
-            elif job.result.finish_reason is not None:
-                engine.cancel(output.id)  # a stop string; the last output brings the counts
+                job.last = True
 
     def _evaluate(self, ids: NDArray[np.int32], unwanted: Event) -> NDArray[np.float32]:
         engine, runner = self._open()
