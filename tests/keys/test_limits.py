@@ -86,6 +86,18 @@ def test_the_store_is_named(tmp_path: Path) -> None:
     assert told.stdout == "" and "1 are revoked or expired (--all)" in told.stderr
 
 
+def test_names_of_models_are_told_to_be_unchecked(tmp_path: Path) -> None:
+    for action in ("create", "change"):
+        arguments = [action, "a", "--model", "nope", "--data-dir", str(tmp_path)]
+        told = CliRunner().invoke(command, arguments)
+        assert told.exit_code == 0
+        assert "only nope" in told.stderr
+        assert "not checked" in told.stderr
+        assert "nope" not in told.stdout
+    told = CliRunner().invoke(command, ["change", "a", "--model", "all", "--data-dir", str(tmp_path)])
+    assert "checked" not in told.stderr
+
+
 def test_list_and_audit(tmp_path: Path) -> None:
     treadle_key(tmp_path, "create", "zoë", "--model", "m", "--concurrent", "3", "--expires", "2d")
     treadle_key(tmp_path, "create", "gone")

@@ -73,7 +73,8 @@ def _what_it_may(function: F) -> F:
         click.option("--requests-per-minute", metavar="N", help="Requests per minute."),
         click.option(
             "--model", "models", multiple=True, metavar="NAME",
-            help="Model that the key may use. Repeat for several. Default: all.",
+            help="Name or alias of a model that the key may use, as in /v1/models; not checked. Repeat for "
+            "several. Default: all.",
         ),
         click.option(
             "--scope", "scopes", multiple=True, type=click.Choice(SCOPES),
@@ -110,6 +111,7 @@ def create(
     key = new_key(name, scopes or ("inference",), models, Limits(**numbers), _expiry(expires))
     with _store(data_dir, config_file) as store:
         secret = store.create(key)
+    _tell_of_models(models)
     _show_secret(f"The key {name} was made in {store.path}. It is not shown again:", secret)
 
 
@@ -143,6 +145,7 @@ def change(
         raise click.UsageError("nothing to change: give at least one option")
     with _store(data_dir, config_file) as store:
         store.change(name, columns)
+    _tell_of_models(() if models == ("all",) else models)
     click.echo(f"The key {name} was changed.", err=True)
 
 
@@ -311,6 +314,14 @@ def _expiry(text: str | None) -> float | None:
             f"--expires: {text!r} is not allowed; it must be a day (2027-01-31) or a time (90d)"
         )
     return time.time() + _duration("--expires", text)
+
+
+def _tell_of_models(models: Sequence[str]) -> None:
+    """The store belongs to no one server, so nobody here knows which names there are."""
+    if models:
+        names = ", ".join(sorted(set(models)))
+        where = "GET /v1/models lists those of a server"
+        click.echo(f"It may use only {names}. Names of models are not checked here; {where}.", err=True)
 
 
 def _show_secret(text: str, secret: str) -> None:
