@@ -10,6 +10,7 @@ import math
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import uvicorn
@@ -29,6 +30,9 @@ from treadle.server.tls import Tls
 
 log = logging.getLogger("treadle.server")
 
+# For large bodies and grammars. Few, because each takes a core from the engine, and keeps the memory that its
+# largest work needed.
+_THREADS = 2
 _FAREWELL = 2  # seconds for the last events of answers that were ended
 OnLoaded = Callable[[Service, str, str], Awaitable[None]]
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (all addresses, and one of them on this machine)
@@ -136,8 +140,10 @@ async def _serve(
     service: Service = app.state.service
     keyring: Keyring = app.state.keyring
     service.own_key, service.needs_key = keyring.own_secret(), not keyring.open
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, "treadle-body"))
     if tls is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
+        loop.add_signal_handler(signal.SIGHUP, tls.renew)
     server = Server(
         uvicorn.Config(
             app,
