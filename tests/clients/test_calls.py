@@ -165,6 +165,73 @@ def test_cut_by_the_limit(toy: Clients, thinker: Thinker, at: int) -> None:
     assert (answered[0], answered[1].status) == (told[0], "incomplete")
 
 
+FIRST = ("weather", OSLO)
+
+
+@pytest.mark.parametrize(
+    ("stop", "items"),
+    [
+        ("Osl", [("weather", '{"city": "')]),  # in the first call
+        ('o"}', [("weather", '{"city": "Osl')]),
+        ("Rome", [FIRST, ("weather", '{"city": "')]),  # in the second
+        ("{", ["<tool_call>\n"]),  # before the name is known
+    ],
+)
+def test_a_stop_string_inside_a_call(toy: Clients, thinker: Thinker, stop: str, items: list[Item]) -> None:
+    thinker.says(ONE + "\n" + TWO + " I see.")
+    content, calls, reason = chat(toy, {"weather": WEATHER}, stop=stop)
+    assert (same(items, content, calls), reason) == (True, "stop")
+    told, whole = message(toy, {"weather": WEATHER}, stop_sequences=[stop])
+    assert (told, whole.stop_reason, whole.stop_sequence) == (items, "stop_sequence", stop)
+
+
+@pytest.mark.parametrize(
+    ("stop", "items"),
+    [
+        ("</tool_call>", [FIRST]),
+        ("call>\n<", [FIRST]),
+        ("}\n", [FIRST]),
+        ("see", [FIRST, ("weather", ROME), " I "]),
+    ],
+)
+def test_a_stop_string_after_complete_calls(
+    toy: Clients, thinker: Thinker, stop: str, items: list[Item]
+) -> None:
+    thinker.says(ONE + "\n" + TWO + " I see.")
+    content, calls, reason = chat(toy, {"weather": WEATHER}, stop=stop)
+    assert (same(items, content, calls), reason) == (True, "tool_calls")
+    told, whole = message(toy, {"weather": WEATHER}, stop_sequences=[stop])
+    assert (told, whole.stop_reason, whole.stop_sequence) == (items, "tool_use", None)
+
+
+def test_a_model_that_ends_inside_a_call(toy: Clients, thinker: Thinker) -> None:
+    thinker.says(ONE + TWO[: TWO.rindex("me")])
+    items: list[Item] = [FIRST, ("weather", '{"city": "Ro')]
+    content, calls, reason = chat(toy, {"weather": WEATHER})
+    assert (same(items, content, calls), reason) == (True, "stop")
+    told, whole = message(toy, {"weather": WEATHER})
+    assert (told, whole.stop_reason) == (items, "end_turn")
+    told, answered = response(toy, {"weather": WEATHER})
+    assert (told, answered.status, answered.incomplete_details) == (items, "incomplete", None)
+    assert [item.status for item in answered.output] == ["completed", "incomplete"]
+
+
+def test_only_what_is_cut_is_incomplete(toy: Clients, thinker: Thinker) -> None:
+    limit = thinker.says(ONE)
+    thinker.says(ONE + " I see.")
+    statuses = {}
+    for tokens in (limit - 5, limit - 1, limit, limit + 2):
+        _, answered = response(toy, {"weather": WEATHER}, max_output_tokens=tokens)
+        assert (answered.status, answered.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        statuses[tokens - limit] = [item.status for item in answered.output]
+    assert statuses == {
+        -5: ["incomplete"],
+        -1: ["completed"],
+        0: ["completed"],
+        2: ["completed", "incomplete"],
+    }
+
+
 @pytest.mark.parametrize("limit", [20, 40, 50, 100])
 def test_a_real_model_that_must_call(real: Clients, limit: int) -> None:
     tools = {"weather": WEATHER, "time": WEATHER}

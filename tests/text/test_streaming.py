@@ -259,6 +259,56 @@ def test_tool_call_shapes(format: ToolFormat, text: str, content: str, calls: li
     assert _read(format, list(text)) == (content, calls)
 
 
+_HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
+_DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+    '```json\n{"a": "x"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+_LLAMA3 = '{"name": "f", "parameters": {"a": "x"}};'
+_MISTRAL = '[TOOL_CALLS][{"name": "f", "arguments": {"a": "x"}}]'
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        (ToolFormat.HERMES, _HERMES),
+        (ToolFormat.DEEPSEEK, _DEEPSEEK),
+        (ToolFormat.LLAMA3, _LLAMA3),
+        (ToolFormat.MISTRAL, _MISTRAL),
+    ],
+)
+def test_a_call_that_is_cut_anywhere(format: ToolFormat, text: str) -> None:
+    whole = '{"a": "x"}'
+    opened, complete = text.index(whole), text.index(whole) + len(whole)
+    for end in range(1, len(text) + 1):
+        for pieces in ([text[:end]], list(text[:end])):
+            parser = ToolParser(format)
+            for piece in pieces:
+                parser.push(piece)
+            parser.finish()
+            content, calls = _read(format, pieces)
+            if end <= opened:
+                assert not calls and text[:end].endswith(content)
+            else:
+                assert (content, calls) == ("", [("f", text[opened : min(end, complete)])])
+                assert parser.in_call == (end < complete)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_HERMES + "\n</tool", [("f", '{"a": "x"}')]),
+        (_HERMES.removesuffix("}\n</tool_call>") + "</tool_call>", [("f", '{"a": "x"}')]),
+        (_HERMES + "\n</tools", [("f", '{"a": "x"}'), "\n</tools"]),
+        (_HERMES + " a </tool", [("f", '{"a": "x"}'), " a </tool"]),
+        (_HERMES + "\n<tool_call>", [("f", '{"a": "x"}'), "<tool_call>"]),
+    ],
+)
+def test_marks_right_after_a_call_are_no_content(text: str, expected: list[str | tuple[str, str]]) -> None:
+    assert _parts(ToolFormat.HERMES, [text]) == expected
+    assert _parts(ToolFormat.HERMES, list(text)) == expected
+
+
 def test_format_is_chosen_by_the_template(r1: Tokenizer, smol: Tokenizer) -> None:
     assert tool_format(r1.chat_template) is ToolFormat.DEEPSEEK
     assert tool_format(smol.chat_template) is None

@@ -68,6 +68,17 @@ class BlockAnswer:
         """The stop string that ended the answer."""
         return self.job.choices[0].stopped
 
+    @property
+    def cut(self) -> bool:
+        """Whether the answer was cut off: by the limit of tokens, or in one of its calls."""
+        return self.finish == "length" or bool(self._calls and self.finish == "stop")
+
+    def is_whole(self, block: Block) -> bool:
+        """Whether nothing is missing from ``block``. Only the end of the answer can cut one off."""
+        if not self.cut or block.index < len(self.blocks) - 1:
+            return True
+        return block.kind == "call" and not self.job.choices[0].in_call
+
     async def steps(self) -> AsyncGenerator[Step, None]:
         """What happens, until the answer is complete. Raises ApiError if the engine fails; closing it cancels
         the answer."""

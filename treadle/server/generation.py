@@ -184,6 +184,11 @@ class Choice:
         return self._text.stopped
 
     @property
+    def in_call(self) -> bool:
+        """Whether the answer ends, as far as it is, inside a tool call."""
+        return self._tools is not None and self._tools.in_call
+
+    @property
     def reasoning_tokens(self) -> int:
         """How many of the tokens are reasoning."""
         return bisect_left(self._text.offsets, self._splitter.length) if self._splitter else 0
@@ -205,7 +210,7 @@ class Choice:
             parts.append(TextDelta(b"reasoning_content", reasoning))
         if self._tools is not None:
             parts += self._read(self._tools, content, last)
-            if self._tools.done or (self._tools.count and finish == "stop"):
+            if self._tools.done or (finish == "stop" and self._tools.count and not self._tools.in_call):
                 finish = "tool_calls"
         elif content:
             parts.append(TextDelta(b"content", content))

@@ -94,6 +94,7 @@ class ToolParser:
     def __init__(self, format: ToolFormat, *, single: bool = False) -> None:
         self.count = 0  # calls so far
         self.done = False
+        self.in_call = False  # the text so far ends inside a call: before its arguments are complete
         self._format = format
         self._single = single
         self._marks = format.marks + _ENDS[format] if format is not ToolFormat.LLAMA3 else format.marks
@@ -125,8 +126,9 @@ class ToolParser:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-            self._write(self._raw)
-        elif not (self._after_call and not self._text.strip()):
+            if self.in_call:
+                self._write(self._raw)
+        elif not (self._after_call and self._is_end_start(self._text.strip())):
             self._write(self._text)
         self._text = self._raw = ""
         return self._parts
@@ -143,16 +145,18 @@ class ToolParser:
             head = self._text.lstrip()
             if not head:
                 return False
-            if self._format is ToolFormat.LLAMA3 and (
-                head[0] == "{" or (self._after_call and head[0] == ";")
-            ):
-                separator = head[0] == ";"
-                self._text = head[1:] if separator else head
-                self._begin("" if separator else None)
+            if self._format is ToolFormat.LLAMA3 and head[0] == "{":
+                self._text = head
+                self._begin(None)
+                return True
+            if self._format is ToolFormat.LLAMA3 and self._after_call and head[0] == ";":
+                self._text = head[1:]
                 return True
             if self._after_call and not self._is_mark_start(head):
                 self._after_call = False
             elif self._after_call:
+                if not head.startswith(self._marks):
+                    return False
                 self._text = head
             self._bare = self._bare and self._is_mark_start(head)
         found = [(at, mark) for mark in self._marks if (at := self._text.find(mark)) >= 0]
@@ -177,7 +181,11 @@ class ToolParser:
     def _is_mark_start(self, head: str) -> bool:
         return any(head.startswith(mark) or mark.startswith(head) for mark in self._marks)
 
+    def _is_end_start(self, head: str) -> bool:
+        return not head or any(end.startswith(head) for end in _ENDS[self._format])
+
     def _begin(self, mark: str | None) -> None:
+        self.in_call = True
         self._raw = mark or ""
         self._bare = False
         if self._format is ToolFormat.DEEPSEEK:
@@ -196,16 +204,23 @@ class ToolParser:
             try:
                 reader.send(character)
             except StopIteration as stop:
-                self._text = stop.value + self._text[index + 1 :]
-                self._raw, self._reader, self._after_call = "", None, True
-                self.done = self._single and self.count > 0
+                self._over(stop.value + self._text[index + 1 :])
                 return
             except _NotACall:
-                self._write(self._raw)
-                self._text = self._text[index + 1 :]
-                self._raw, self._reader = "", None
+                if self.in_call:
+                    self._write(self._raw)
+                    self._text = self._text[index + 1 :]
+                    self._raw, self._reader, self.in_call = "", None, False
+                else:  # the arguments are complete, but not what they are wrapped in
+                    self._over(self._raw + self._text[index + 1 :])
                 return
         self._text = ""
+
+    def _over(self, rest: str) -> None:
+        """The call being read ends; ``rest`` comes after it."""
+        self._text = rest
+        self._raw, self._reader, self._after_call, self.in_call = "", None, True, False
+        self.done = self._single and self.count > 0
 
     def _announce(self, name: str, id: str | None = None) -> None:
         if not name:
@@ -273,6 +288,7 @@ class ToolParser:
         if not announced:
             self._announce(name, id)
             self._argue(early if early is not None else "{}")
+            self.in_call = False
         return ""
 
     def _value(self, character: str, live: bool) -> Generator[None, str, tuple[str, str]]:
@@ -300,6 +316,7 @@ class ToolParser:
                 quoted = True
             else:
                 depth += (character in "{[") - (character in "}]")
+        self.in_call = self.in_call and not live
         return "".join(parts), ""
 
     def _deepseek(self) -> _Reader:
@@ -328,6 +345,7 @@ class ToolParser:
         if character == "[":
             while (character := (yield from _after_blanks())) != "]":
                 if character != ",":
+                    self._raw, self.in_call = character, True
                     yield from self._fields(character)
                     if self._single:
                         return ""

@@ -81,7 +81,7 @@ class ResponseAnswer:
             yield self._event(self._event_name(block, "done"), **where, **self._whole(block))
             if block.kind != "call":
                 yield self._event(self._part_event(block, "done"), **where, **self._part(block))
-            item = self._item(block, self._status)
+            item = self._whole_item(block)
             yield self._event("response.output_item.done", output_index=block.index, item=item)
         else:
             more: dict[str, Any] = {"delta": step.text, **self._place(block)}
@@ -128,18 +128,15 @@ class ResponseAnswer:
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         return output_item(block, self._id(block), self._body, status)
 
-    @property
-    def _status(self) -> str:
-        """Of what ends now: only the end of the answer can cut something off."""
-        return "incomplete" if self._answer.finish == "length" else "completed"
+    def _whole_item(self, block: Block) -> dict[str, Any]:
+        return self._item(block, "completed" if self._answer.is_whole(block) else "incomplete")
 
     def _final(self) -> Response:
-        blocks = self._answer.blocks or [Block("text", 0)]
-        output = [self._item(block, "completed") for block in blocks[:-1]]
-        output.append(self._item(blocks[-1], self._status))
-        details = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
-        final = self._response(self._status, output, incomplete_details=details, usage=self._usage())
-        final["completed_at"] = int(time.time()) if self._status == "completed" else None
+        status = "incomplete" if self._answer.cut else "completed"
+        output = [self._whole_item(block) for block in self._answer.blocks or [Block("text", 0)]]
+        details = {"reason": "max_output_tokens"} if self._answer.finish == "length" else None
+        final = self._response(status, output, incomplete_details=details, usage=self._usage())
+        final["completed_at"] = int(time.time()) if status == "completed" else None
         self._keep(final)
         return final
 
