@@ -20,7 +20,7 @@ def check_query(request: Request, known: Mapping[str, Any]) -> None:
             allowed = f"those of this path are {', '.join(known)}" if known else "this path takes none"
             message = f"{name[:50]} in the query is not a known parameter; {allowed}; remove it"
             raise ApiError(400, message, param=name[:50], code="unknown_parameter")
-        if names.count(name) > 1 and not name.startswith("include"):
+        if not name.startswith("include") and names.count(name) > 1:
             message = f"{name} comes {names.count(name)} times in the query; send it once"
             raise ApiError(400, message, param=name, code="invalid_value")
         allowed = known[name].get("enum")
