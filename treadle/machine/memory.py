@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 from treadle.core import TreadleError
 from treadle.machine import cgroup, files
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGE_PIECE = 128 << 10  # bytes
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -34,3 +38,16 @@ def _free_on_allowed_nodes(root: Path) -> int | None:
 def resident_memory(pid: int, root: Path = Path("/")) -> int:
     """Bytes of memory that a process has filled, without mapped files; 0 if there is no such process."""
     return files.size(root / f"proc/{pid}/status", "RssAnon") or 0
+
+
+def give_back_freed_memory() -> None:
+    """Have glibc return what this process frees from now on, in pieces of 128 KiB and more.
+
+    By default it raises that limit to the size of every larger piece that is freed, up to 32 MiB, and keeps
+    pieces below it in a heap with holes (mallopt(3), M_MMAP_THRESHOLD). Every piece costs a system call and
+    fresh pages: for a process that moves text, not for one that computes. Other C libraries have no mallopt.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_PIECE)
+        mallopt(_M_TRIM_THRESHOLD, _LARGE_PIECE)

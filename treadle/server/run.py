@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from treadle import machine
 from treadle.config import Config
 from treadle.core import TreadleError
 from treadle.keys.actor import server_actor
@@ -103,6 +104,7 @@ def run(config: Config, load: Load, version: str, on_loaded: OnLoaded) -> None:
     tls = Tls(config.tls_cert, config.tls_key) if config.tls_cert is not None else None
     if tls is None and config.tls_key is not None:
         raise TreadleError("--tls-key needs the certificate, too: give it with --tls-cert")
+    machine.give_back_freed_memory()
     with bind(config.host, config.port) as listener, contextlib.closing(open_keyring(config)) as keyring:
         app = create_app(config, load, version, keyring)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
