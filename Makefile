@@ -55,7 +55,7 @@ $(VENV)/bin/python:
 # module that `make build` puts there.
 $(VENV)/installed: $(VENV)/bin/python requirements/run.txt requirements/build.txt pyproject.toml
 	pip install --quiet --require-hashes -r requirements/run.txt -r requirements/build.txt
-	pip install --quiet --no-build-isolation --no-deps -Cwheel.cmake=false -Ceditable.mode=inplace -e .
+	pip install --quiet --no-build-isolation --no-deps --config-settings=wheel.cmake=false --config-settings=editable.mode=inplace -e .
 	@touch $@
 
 build/build.ninja: CMakeLists.txt $(VENV)/installed
