@@ -81,9 +81,7 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, const Target
                 t.x_bf16 = x_.bf16_row(range.row_begin + begin);
             else
                 t.x = x_.row(range.row_begin + begin);
-            // One row is all reading, and the hardware's own prefetcher is better at that; the second tile
-            // finds the weights in L1.
-            t.prefetch = i == 0 && rows > 1;
+            t.prefetch = i == 0;  // the next tiles find the weights in L1
             t.out = to.out + panel * to.out_panel + begin * to.out_stride;
             t.start = pass > 0 ? t.out : to.start + panel * to.start_panel + begin * to.start_stride;
             t.start_stride = pass > 0 ? to.out_stride : to.start_stride;

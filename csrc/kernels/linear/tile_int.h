@@ -93,7 +93,9 @@ void int_tile(const LinearTile& t) {
     constexpr bool kWide = f.bits == 8 || f.codebook;
     constexpr int kScalesPerGroup = kGroup / f.scale_k;  // 1 or 2
     constexpr size_t kGroupBytes = group_bytes(kFormat);
-    constexpr int kAhead = 2048;  // bytes: about 100 ns at 20 GB/s, the latency of memory
+    // A processor drops a prefetch while all its buffers for misses are taken, so that every line is asked
+    // for several times on its way here: 8, 6, 4 and 2 KiB ahead, into L2.
+    constexpr size_t kAhead = 2048, kFarthest = 4 * kAhead;
 
     const uint8_t* w = t.panel + t.k_begin / kSuper * super_bytes(kFormat, kGroupsPerSuper);
     for (int64_t k = t.k_begin; k < t.k_end; k += kSuper) {
@@ -149,7 +151,8 @@ void int_tile(const LinearTile& t) {
             const uint8_t* codes = w + header + g * kGroupBytes;
             if (t.prefetch)
                 for (size_t line = 0; line < kGroupBytes; line += 64)
-                    __builtin_prefetch(codes + kAhead + line);
+                    for (size_t ahead = kAhead; ahead <= kFarthest; ahead += kAhead)
+                        __builtin_prefetch(codes + ahead + line, 0, 1);
             start(0);
             unpack_group<kFormat>(codes, [&](auto s, Bytes weights) {
                 if constexpr (kScalesPerGroup == 2 && s == 4) {
