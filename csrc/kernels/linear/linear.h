@@ -24,7 +24,7 @@ struct LinearTile {
     const float* x;          // float formats: activations [rows][x_stride]
     const uint16_t* x_bf16;  // BF16 weights on ISAs that multiply bf16: [rows][x_stride]
     int64_t x_stride;
-    bool prefetch;  // weights come from memory and there is arithmetic to hide it behind
+    bool prefetch;  // the weights come from memory
     // out = start + W x, both [rows][stride] of 16 values each; they may be the same. A start with stride 0
     // is one for all rows.
     const float* start;
@@ -32,6 +32,10 @@ struct LinearTile {
     float* out;
     int64_t out_stride;
 };
+
+// Bytes that tiles read ahead, into L2. A processor drops a prefetch while its buffers for misses are taken,
+// so every line is asked for four times on its way.
+inline constexpr size_t kAhead = 2048, kFarthest = 4 * kAhead;
 
 using LinearKernel = void (*)(const LinearTile&);
 

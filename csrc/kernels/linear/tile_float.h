@@ -9,6 +9,9 @@ void float_tile(const LinearTile& t) {
     for (int r = 0; r < kRows; ++r) acc[r] = float_load(t.start + r * t.start_stride);
     const uint8_t* w = t.panel + t.k_begin / kStepK * kUnit * kPanel;
     for (int64_t k = t.k_begin; k < t.k_end; k += kStepK, w += kUnit * kPanel) {
+        if (t.prefetch)
+            for (size_t ahead = kAhead; ahead <= kFarthest; ahead += kAhead)
+                __builtin_prefetch(w + ahead, 0, 1);
         if constexpr (kFormat == Format::bf16) {
             const Bytes pairs = bytes_load(w);
 #ifdef TREADLE_BF16

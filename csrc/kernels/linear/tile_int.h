@@ -93,9 +93,6 @@ void int_tile(const LinearTile& t) {
     constexpr bool kWide = f.bits == 8 || f.codebook;
     constexpr int kScalesPerGroup = kGroup / f.scale_k;  // 1 or 2
     constexpr size_t kGroupBytes = group_bytes(kFormat);
-    // A processor drops a prefetch while all its buffers for misses are taken, so that every line is asked
-    // for several times on its way here: 8, 6, 4 and 2 KiB ahead, into L2.
-    constexpr size_t kAhead = 2048, kFarthest = 4 * kAhead;
 
     const uint8_t* w = t.panel + t.k_begin / kSuper * super_bytes(kFormat, kGroupsPerSuper);
     for (int64_t k = t.k_begin; k < t.k_end; k += kSuper) {
