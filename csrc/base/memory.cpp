@@ -32,6 +32,14 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     data_ = static_cast<uint8_t*>(mapped);
 }
 
+Memory Memory::resident(size_t bytes) {
+    Memory memory(bytes);
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    volatile uint8_t* data = memory.data_;
+    for (size_t at = 0; at < memory.size_; at += page) data[at] = 0;
+    return memory;
+}
+
 Memory::~Memory() {
     if (data_ != nullptr) munmap(data_, size_);
 }

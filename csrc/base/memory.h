@@ -9,8 +9,10 @@ namespace treadle {
 class Memory {
 public:
     Memory() = default;
-    // Zero-filled. Throws std::bad_alloc.
+    // Zero-filled. The system gives a page when it is first written. Throws std::bad_alloc.
     explicit Memory(size_t bytes);
+    // The same with all pages given at once, so that a process does not grow while it works.
+    static Memory resident(size_t bytes);
     ~Memory();
     Memory(Memory&& other) noexcept { *this = static_cast<Memory&&>(other); }
     Memory& operator=(Memory&& other) noexcept;

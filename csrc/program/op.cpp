@@ -7,24 +7,24 @@ Buffer::Buffer(int64_t max_rows, int64_t width, bool logits)
       // A multiple of 4096 bytes between rows would put all rows of a tile into the same cache sets. Rows of
       // logits lie close together, as their readers expect.
       stride_(logits ? width : (width + 31) / 32 * 32 + 16), groups32_((width / 32 + 7) / 8 * 8),
-      logits_(logits), floats_(max_rows * stride_ * sizeof(float)) {}
+      logits_(logits), floats_(Memory::resident(max_rows * stride_ * sizeof(float))) {}
 
 void Buffer::need(Form form) {
     if (form == Form::floats) return;
     if (form == Form::bf16) {
-        if (bf16_.size() == 0) bf16_ = Memory(max_rows_ * stride_ * sizeof(uint16_t));
+        if (bf16_.size() == 0) bf16_ = Memory::resident(max_rows_ * stride_ * sizeof(uint16_t));
         return;
     }
     Integers& to = integers_[static_cast<int>(form) - 2];
     if (to.q.size() != 0) return;
     const int64_t groups = max_rows_ * groups32_;
-    to.q = Memory(max_rows_ * stride_);
-    if (form == Form::two_bytes_32) to.low = Memory(max_rows_ * stride_);
-    to.scale = Memory(groups * sizeof(float));
-    if (form != Form::int8_256) to.sum = Memory(groups * sizeof(float));
-    to.neg32 = Memory(groups * sizeof(int32_t));
-    to.neg16 = Memory(groups * 2 * sizeof(int32_t));
-    to.words = Memory(groups * sizeof(int16_t));
+    to.q = Memory::resident(max_rows_ * stride_);
+    if (form == Form::two_bytes_32) to.low = Memory::resident(max_rows_ * stride_);
+    to.scale = Memory::resident(groups * sizeof(float));
+    if (form != Form::int8_256) to.sum = Memory::resident(groups * sizeof(float));
+    to.neg32 = Memory::resident(groups * sizeof(int32_t));
+    to.neg16 = Memory::resident(groups * 2 * sizeof(int32_t));
+    to.words = Memory::resident(groups * sizeof(int16_t));
 }
 
 void Buffer::convert(Form form, const RowKernels& kernels, int64_t index, int64_t begin, int64_t end) const {

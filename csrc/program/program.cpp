@@ -28,7 +28,7 @@ Program::Program(std::shared_ptr<Pool> pool, Isa isa, const ProgramLimits& limit
     require(limits.max_tokens > 0 && limits.max_tokens <= 4096, "max_tokens must be between 1 and 4096");
     require(limits.max_logits > 0 && limits.max_logits <= 4096, "max_logits must be between 1 and 4096");
     require(limits.blocks > 0, "a program needs at least one cache block");
-    for (int i = 0; i < pool_->size(); ++i) scratch_.emplace_back(kScratchBytes);
+    for (int i = 0; i < pool_->size(); ++i) scratch_.push_back(Memory::resident(kScratchBytes));
 }
 
 int Program::buffer(int64_t width, bool logits) {
@@ -176,7 +176,7 @@ void Program::attention(int qkv, const AttentionShape& shape, bool neox, CacheOp
     if (first) {
         plan_ = std::make_shared<AttentionPlan>();
         plan_shape_ = shape;
-        queries_ = Memory(limits_.max_tokens * shape.heads * query_bytes(kv_, shape.head_dim));
+        queries_ = Memory::resident(limits_.max_tokens * shape.heads * query_bytes(kv_, shape.head_dim));
         block_stride_ = shape.kv_heads * head_stride;
     }
     require(shape.heads == plan_shape_.heads && shape.kv_heads == plan_shape_.kv_heads &&

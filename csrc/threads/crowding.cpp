@@ -16,8 +16,8 @@ constexpr int64_t kMillisecond = 1'000'000;
 // among few workers.
 constexpr int64_t kWindow = 50 * kMillisecond;
 // A busy CPU is tried again after the first pause, then after twice as long each time: the trial takes a
-// window at the crowded speed.
-constexpr int64_t kFirstPause = 1000 * kMillisecond, kLastPause = 16'000 * kMillisecond;
+// window at the crowded speed, so that of the last pause costs 1 %.
+constexpr int64_t kFirstPause = 1000 * kMillisecond, kLastPause = 4000 * kMillisecond;
 
 struct Schedstat {
     int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
