@@ -47,7 +47,8 @@ def ours(runner: Runner, steps: int) -> float:
     blocks = _CONTEXT // BLOCK + 1
     runner.tables[0, :blocks] = np.arange(blocks, dtype=np.int32)
     token, one, past, slot = (np.array([value], np.int32) for value in (1, 1, _CONTEXT, 0))
-    begun, taken = time.perf_counter(), []
+    begun = time.perf_counter()
+    taken: list[float] = []
     while len(taken) < steps:
         start = time.perf_counter()
         runner.run(token, one, past, slot, slot)
@@ -58,7 +59,21 @@ def ours(runner: Runner, steps: int) -> float:
 
 def llama(program: Path, model: Path, threads: int, steps: int) -> float:
     """Token/s that llama-bench says for ``steps`` tokens."""
-    command = [program, "-m", model, "-t", str(threads), "-p", "0", "-n", str(steps), "-r", "1", "-o", "json"]
+    command = [
+        str(program),
+        "-m",
+        str(model),
+        "-t",
+        str(threads),
+        "-p",
+        "0",
+        "-n",
+        str(steps),
+        "-r",
+        "1",
+        "-o",
+        "json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)[0]["avg_ts"])
 
