@@ -16,6 +16,8 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     data_ = static_cast<uint8_t*>(block);
 }
 
+Memory Memory::resident(size_t bytes) { return Memory(bytes); }
+
 Memory::~Memory() { std::free(data_); }
 
 Memory& Memory::operator=(Memory&& other) noexcept {
