@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -21,12 +20,13 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.peers.run import Case, LlamaCpp
 from treadle.bench.report import markdown_table
 from treadle.engine.kv.pool import BLOCK
 from treadle.engine.load import LoadConfig, load_runner
 from treadle.engine.runner import Runner
 
-_SETTLES = 5.0  # seconds until a phase counts: a core that was crowded is given work again after three
+_SETTLES = 5.0  # seconds until a phase counts: a core that was crowded is tried again after four at most
 _CONTEXT = 256  # tokens in the sequence
 
 
@@ -57,27 +57,6 @@ def ours(runner: Runner, steps: int) -> float:
     return steps / sum(taken)
 
 
-def llama(program: Path, model: Path, threads: int, steps: int) -> float:
-    """Token/s that llama-bench says for ``steps`` tokens."""
-    command = [
-        str(program),
-        "-m",
-        str(model),
-        "-t",
-        str(threads),
-        "-p",
-        "0",
-        "-n",
-        str(steps),
-        "-r",
-        "1",
-        "-o",
-        "json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout)[0]["avg_ts"])
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -89,8 +68,8 @@ def main() -> None:
     runner = load_runner(LoadConfig(path=str(options.model)))
     programs: dict[str, Callable[[], float]] = {"Treadle": lambda: ours(runner, options.steps)}
     if options.llama_bin:
-        program = options.llama_bin / "llama-bench"
-        programs["llama.cpp"] = lambda: llama(program, options.model, runner.threads, options.steps)
+        peer = LlamaCpp(options.llama_bin, options.model, runner.threads, options.steps)
+        programs["llama.cpp"] = lambda: peer.measure(Case("decode", 0))[0]
     cpu = max(os.sched_getaffinity(0))
     rows = []
     for name, run in programs.items():
