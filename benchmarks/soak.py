@@ -38,6 +38,7 @@ from treadle.bench.noise import tree_seconds
 from treadle.bench.report import markdown_table
 from treadle.bench.serve import Target, first_model
 from treadle.bench.workload import words
+from treadle.machine import resident_memory
 
 _EVERY = 5.0  # seconds between samples
 _CLEAN = (
@@ -226,14 +227,6 @@ class User:
         return "cut"
 
 
-def anonymous(pid: int) -> int:
-    """Bytes of memory that a process has for itself: without files and what it shares."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 async def metrics(url: str) -> dict[str, float]:
     """Every series, summed over its labels."""
     host, _, port = url.removeprefix("http://").partition(":")
@@ -254,8 +247,8 @@ async def sample(server: Running, start: float) -> Sample:
     """Memory and metrics now."""
     children = [pid for pid in tree_seconds(server.pid) if pid != server.pid]
     with contextlib.suppress(OSError):
-        engine = sum(anonymous(pid) for pid in children)
-        return Sample(time.monotonic() - start, anonymous(server.pid), engine, await metrics(server.url))
+        memory, engine = resident_memory(server.pid), sum(map(resident_memory, children))
+        return Sample(time.monotonic() - start, memory, engine, await metrics(server.url))
     return Sample(time.monotonic() - start, 0, 0, {})
 
 

@@ -154,6 +154,9 @@ class ModelRunner:
     def embed(self, rows: Sequence[int]) -> NDArray[np.float32]:
         return np.array([[float(token_of(self._logits[row][0])), 1.0] for row in rows], np.float32)
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._kv[target] = self._kv[source]
+
     def use_threads(self, count: int) -> None:
         assert 1 <= count <= self.threads
 

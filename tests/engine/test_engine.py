@@ -61,10 +61,47 @@ def test_n_answers_cost_one_prefill() -> None:
     engine, runner = make_engine(max_tokens=64)
     ids = prompt(4, 300)
     for i in range(6):
-        engine.add(request(f"r{i}", ids, 1))
+        engine.add(request(f"r{i}", ids, 2))
     results = Results(engine).run()
-    assert all(tokens == expected(ids, 1) for tokens in results.tokens.values())
-    assert runner.tokens_run == 300 + 5 * (300 - 9 * BLOCK)
+    assert all(tokens == expected(ids, 2) for tokens in results.tokens.values())
+    assert runner.tokens_run == 300 + 5 + 6, "five read the last token only, and all run one of their own"
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 34, 63, 64, 65])
+def test_n_answers_go_their_own_ways_from_a_copied_tail(length: int) -> None:
+    engine, runner = make_engine(max_sequences=3)
+    ids = prompt(length, length)
+    for seed in range(7):
+        engine.add(request(f"r{seed}", ids, 50, params={"temperature": 1.0, "seed": seed}))
+    results = Results(engine).run()
+    assert results.tokens == {f"r{seed}": expected(ids, 50, seed=seed) for seed in range(7)}
+    assert runner.tokens_run == length + 6 + 7 * 49
+    cached = [results.last[f"r{seed}"].usage.cached_tokens for seed in range(7)]
+    assert cached == [0] + 6 * [length - 1]
+    engine.check()
+
+
+def test_tail_is_read_again_when_its_reader_has_left() -> None:
+    engine, _ = make_engine(max_tokens=16, max_sequences=8)
+    ids = prompt(8, 31)
+    engine.add(request("a", ids))
+    engine.add(request("b", ids))
+    results = Results(engine)
+    results.step()
+    engine.cancel("a")
+    results.run()
+    assert results.tokens["b"] == expected(ids, 8)
+    assert results.last["b"].usage.cached_tokens == 0
+
+
+def test_preempted_answers_of_one_prompt_stay_their_own() -> None:
+    engine, _ = make_engine(num_blocks=12, context=384)
+    ids = prompt(9, 40)
+    for seed in range(6):
+        engine.add(request(f"r{seed}", ids, 120, params={"temperature": 1.0, "seed": seed}))
+    results = Results(engine).run()
+    assert engine.stats().preemptions_total > 0
+    assert results.tokens == {f"r{seed}": expected(ids, 120, seed=seed) for seed in range(6)}
 
 
 def test_cancelled_prefill_passes_the_shared_prefix_on() -> None:

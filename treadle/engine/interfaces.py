@@ -64,6 +64,10 @@ class StepRunner(Protocol):
         """
         ...
 
+    def copy_block(self, source: int, target: int, /) -> None:
+        """Put the content of a KV block into another one."""
+        ...
+
     def use_threads(self, count: int, /) -> None:
         """Run on that many of the ``threads``, from the next step on."""
         ...

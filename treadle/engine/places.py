@@ -1,7 +1,8 @@
 """Slots and KV blocks: which sequences have them, which wait, and who has to give way.
 
 - Requests wait in order of (priority, service of their user, arrival). Prompts that begin like one being read
-  wait until those blocks are in the prefix cache, so that ``n`` answers cost one prefill.
+  wait until those blocks are in the prefix cache, and equal ones until the rest can be copied
+  (treadle.engine.kv.tails), so that ``n`` answers cost one prefill.
 - A request gets a slot when there are blocks for its whole prompt. If there are none, it may displace others
   of worse priority, or of a user who runs at least two more than its own.
 - What is on disk of a prompt (treadle.engine.kv.spill) is loaded before it is read.
@@ -19,6 +20,7 @@ from treadle.engine.interfaces import StepRunner
 from treadle.engine.kv.pool import BLOCK, BlockPool, blocks_for
 from treadle.engine.kv.prefix import PrefixCache
 from treadle.engine.kv.spill import Spill
+from treadle.engine.kv.tails import Tails
 from treadle.engine.sequence import Sequence, User
 
 _ORDER = attrgetter("order")
@@ -30,6 +32,7 @@ class Places:
 
     def __init__(self, runner: StepRunner, clock: Callable[[], float], spill: Spill | None) -> None:
         self._tables = runner.tables
+        self._copy_block = runner.copy_block
         self._clock = clock
         self._spill = spill
         self._pool = BlockPool(runner.num_blocks)
@@ -39,6 +42,7 @@ class Places:
         self.waiting = 0
         self.preemptions = 0
         self._reading: set[bytes] = set()  # names of blocks that running prompts will put into the cache
+        self._tails = Tails()
         self._slots = list(range(runner.max_sequences - 1, -1, -1))
 
     def join(self, name: str) -> User:
@@ -92,10 +96,16 @@ class Places:
                 sequence.hash_until(len(sequence.tokens) // BLOCK)
                 limit = (len(sequence.tokens) - 1) // BLOCK  # the last token must run: it gives the logits
                 matched = self.cache.match(sequence.hashes, limit)
-                if len(matched) == limit or sequence.hashes[len(matched)] not in self._reading:
+                if not self._is_being_read(sequence, len(matched), limit):
                     best = (key, sequence, matched)
                     break
         return best and best[1:]
+
+    def _is_being_read(self, sequence: Sequence, matched: int, limit: int) -> bool:
+        """Whether a running prompt reads what comes after so many blocks of this one."""
+        if matched == sequence.tail_block and self._tails.being_read(sequence):
+            return True
+        return matched < limit and sequence.hashes[matched] in self._reading
 
     def _may_displace(self) -> bool:
         worst = self.running[-1].order[0]
@@ -142,11 +152,12 @@ class Places:
     def _start(self, sequence: Sequence, matched: list[int]) -> None:
         self.cache.hold(matched)
         sequence.slot = self._slots.pop()
-        sequence.blocks = matched
+        sequence.blocks = matched.copy()
         sequence.registered = len(matched)
         sequence.computed = len(matched) * BLOCK
         self._tables[sequence.slot, : len(matched)] = matched
         self._reading.update(sequence.hashes[len(matched) :])
+        self._copy_tail(sequence)
         if sequence.cached is None:
             sequence.cached = sequence.computed
             sequence.scheduled = self._clock()
@@ -160,6 +171,15 @@ class Places:
             for i, block in enumerate(matched):
                 self._spill.store(sequence.hashes[i], i, block, since)
             sequence.restoring = self._on_disk(sequence)
+
+    def _copy_tail(self, sequence: Sequence) -> None:
+        """Take the rest of the prompt, all but its last token, from a running sequence that has read it."""
+        source = self._tails.source(sequence)
+        if source is not None and len(sequence.blocks) == sequence.tail_block:
+            self._extend(sequence)
+            self._copy_block(source, sequence.blocks[-1])
+            sequence.computed = sequence.tail_end
+        self._tails.add(sequence)
 
     def _since(self, sequence: Sequence) -> float:
         """When the sequence was first scheduled, as time.time says it."""
@@ -213,6 +233,7 @@ class Places:
         self.preemptions += 1
 
     def _leave_slot(self, sequence: Sequence) -> None:
+        self._tails.remove(sequence)
         self.cache.release(sequence.blocks)
         self._reading.difference_update(sequence.hashes[sequence.registered :])
         self.running.remove(sequence)
@@ -264,6 +285,7 @@ class Places:
         assert inside == len(self.running) + self.waiting, "users and requests differ"
         due = {name for s in self.running for name in s.hashes[s.registered :]}
         assert self._reading <= due, "a prefix is awaited that nobody reads"
+        self._tails.check(self.running)
         for s in self.running:
             row = self._tables[s.slot, : len(s.blocks)].tolist()
             assert row == s.blocks, f"the block table of request {s.request.id} differs from its blocks"

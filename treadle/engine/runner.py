@@ -135,6 +135,10 @@ class Runner:
         seconds = _native.bench_read(self.pool, _READ_BYTES, 3)
         return _READ_BYTES / min(seconds)
 
+    def copy_block(self, source: int, target: int, /) -> None:
+        """See StepRunner.copy_block."""
+        self._program.write_block(target, self._program.read_block(source))
+
     def use_threads(self, count: int, /) -> None:
         """See StepRunner.use_threads."""
         self.pool.active = count

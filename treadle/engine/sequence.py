@@ -27,8 +27,9 @@ class Sequence:
     """Owned by the scheduler from ``add`` until the last output."""
 
     __slots__ = (
-        "arrived", "blocks", "cached", "computed", "first_token", "hashes", "limit", "lookup", "order",
-        "registered", "request", "restoring", "scheduled", "slot", "state", "stop_ids", "tokens", "user",
+        "_tail", "arrived", "blocks", "cached", "computed", "first_token", "hashes", "limit", "lookup",
+        "order", "registered", "request", "restoring", "scheduled", "slot", "state", "stop_ids", "tail_end",
+        "tokens", "user",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +49,8 @@ class Sequence:
         self.stop_ids = stop_ids
         self.limit = limit  # tokens of prompt and output after which it ends with "length"
         self.tokens = array("i", request.prompt_ids)  # prompt and output
+        self.tail_end = len(self.tokens) - 1  # of the prompt; its last token must run: it gives the logits
+        self._tail: bytes | None = None
         self.slot = -1  # -1: waiting
         self.blocks: list[int] = []  # held, in order of position
         self.computed = 0  # tokens whose KV is in the blocks
@@ -74,6 +77,20 @@ class Sequence:
         for i in range(len(self.hashes), blocks):
             tokens = self.tokens[i * BLOCK : (i + 1) * BLOCK].tobytes()
             self.hashes.append(block_hash(self.parent_hash(i), tokens))
+
+    @property
+    def tail_block(self) -> int:
+        """Full blocks before its tail: the tokens of the prompt that fill no block, without the last one."""
+        return self.tail_end // BLOCK
+
+    @property
+    def tail(self) -> bytes:
+        """The name of its tail; empty if there is none."""
+        if self._tail is None:
+            tokens = self.tokens[self.tail_block * BLOCK : self.tail_end].tobytes()
+            self.hash_until(self.tail_block)
+            self._tail = block_hash(self.parent_hash(self.tail_block), tokens) if tokens else b""
+        return self._tail
 
     def parent_hash(self, block: int) -> bytes:
         """The name that precedes block number ``block``."""
