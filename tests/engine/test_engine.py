@@ -81,19 +81,6 @@ def test_n_answers_go_their_own_ways_from_a_copied_tail(length: int) -> None:
     engine.check()
 
 
-def test_tail_is_read_again_when_its_reader_has_left() -> None:
-    engine, _ = make_engine(max_tokens=16, max_sequences=8)
-    ids = prompt(8, 31)
-    engine.add(request("a", ids))
-    engine.add(request("b", ids))
-    results = Results(engine)
-    results.step()
-    engine.cancel("a")
-    results.run()
-    assert results.tokens["b"] == expected(ids, 8)
-    assert results.last["b"].usage.cached_tokens == 0
-
-
 def test_preempted_answers_of_one_prompt_stay_their_own() -> None:
     engine, _ = make_engine(num_blocks=12, context=384)
     ids = prompt(9, 40)
@@ -104,9 +91,10 @@ def test_preempted_answers_of_one_prompt_stay_their_own() -> None:
     assert results.tokens == {f"r{seed}": expected(ids, 120, seed=seed) for seed in range(6)}
 
 
-def test_cancelled_prefill_passes_the_shared_prefix_on() -> None:
-    engine, _ = make_engine(max_tokens=32)
-    ids = prompt(5, 200)
+@pytest.mark.parametrize(("length", "max_tokens", "kept"), [(200, 32, BLOCK), (31, 16, 0)])
+def test_cancelled_prefill_passes_its_full_blocks_on(length: int, max_tokens: int, kept: int) -> None:
+    engine, _ = make_engine(max_tokens=max_tokens)
+    ids = prompt(5, length)
     engine.add(request("a", ids))
     engine.add(request("b", ids))
     results = Results(engine)
@@ -114,7 +102,7 @@ def test_cancelled_prefill_passes_the_shared_prefix_on() -> None:
     engine.cancel("a")
     results.run()
     assert results.tokens["b"] == expected(ids, 8)
-    assert results.last["b"].usage.cached_tokens == BLOCK
+    assert results.last["b"].usage.cached_tokens == kept
 
 
 def test_other_salt_shares_nothing() -> None:
