@@ -12,11 +12,11 @@ namespace {
 // at 12 GB/s, and a worker that loses its core delays the others by a chunk only.
 constexpr size_t kChunkBytes = size_t{64} << 10;
 constexpr int64_t kChunkPanels = 8;
-// Rows per chunk: four tiles. Their activations (K bytes each) stay in L2 for all panels of the chunk, and
-// the panels for the next chunk, which has other rows. A block unpacks the weights once for all its rows.
+// Rows per chunk: four tiles. The panels of the chunk stay in L2 for all of them, and for the next chunk, which
+// has other rows. A block unpacks the weights once for all its rows.
 constexpr int64_t kChunkRows = 4 * kMaxTileRows, kBlockChunkRows = 4 * kChunkRows;
-// Range of K per pass: a panel's weights take 18 KiB (4-bit) of a 32 KiB L1, so that the next tile finds them
-// there.
+// Range of K per pass: a tile's activations take at most 20 KiB of a 32 KiB L1, where all panels of the chunk
+// find them; the panels stream from L2.
 constexpr int64_t kPassK = 2048;
 
 constexpr float kZeros[kPanel] = {};
@@ -69,29 +69,28 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, const Target
     t.k = matrix.cols;
     t.x_stride = x_.stride();
     t.out_stride = to.out_stride;
-    const auto multiply_pass = [&](int64_t panel, int64_t pass) {
+    const auto multiply_tile = [&](int64_t pass, int64_t i, int64_t panel) {
         t.panel = matrix.panel(range.panel_begin + panel);
         t.k_begin = pass * kPassK;
         t.k_end = std::min(t.k_begin + kPassK, matrix.cols);
-        for (int64_t i = 0; i < tiles; ++i) {
-            const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
-            if (integers)
-                t.a = x.from_row(begin);
-            else if (part.form == Form::bf16)
-                t.x_bf16 = x_.bf16_row(range.row_begin + begin);
-            else
-                t.x = x_.row(range.row_begin + begin);
-            t.prefetch = i == 0;  // the next tiles find the weights in L1
-            t.out = to.out + panel * to.out_panel + begin * to.out_stride;
-            t.start = pass > 0 ? t.out : to.start + panel * to.start_panel + begin * to.start_stride;
-            t.start_stride = pass > 0 ? to.out_stride : to.start_stride;
-            t.rows = end - begin;
-            (block ? part.block.run : part.tile[t.rows - 1])(t);
-        }
+        const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
+        if (integers)
+            t.a = x.from_row(begin);
+        else if (part.form == Form::bf16)
+            t.x_bf16 = x_.bf16_row(range.row_begin + begin);
+        else
+            t.x = x_.row(range.row_begin + begin);
+        t.prefetch = i == 0;  // the next tiles find the weights in L2
+        t.out = to.out + panel * to.out_panel + begin * to.out_stride;
+        t.start = pass > 0 ? t.out : to.start + panel * to.start_panel + begin * to.start_stride;
+        t.start_stride = pass > 0 ? to.out_stride : to.start_stride;
+        t.rows = end - begin;
+        (block ? part.block.run : part.tile[t.rows - 1])(t);
     };
     if (block) part.block.configure(rows);
-    for (int64_t panel = 0; panel < panels; ++panel)
-        for (int64_t pass = 0; pass < passes; ++pass) multiply_pass(panel, pass);
+    for (int64_t pass = 0; pass < passes; ++pass)
+        for (int64_t i = 0; i < tiles; ++i)
+            for (int64_t panel = 0; panel < panels; ++panel) multiply_tile(pass, i, panel);
     if (block) part.block.release();
 }
 

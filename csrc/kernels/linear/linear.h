@@ -39,7 +39,7 @@ inline constexpr size_t kAhead = 2048, kFarthest = 4 * kAhead;
 
 using LinearKernel = void (*)(const LinearTile&);
 
-inline constexpr int kMaxTileRows = 12;
+inline constexpr int kMaxTileRows = 10;
 
 struct LinearBlock {
     int64_t min_rows = 0;        // fewer rows are faster in tiles, or are not allowed to be in a block

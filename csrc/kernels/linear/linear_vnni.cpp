@@ -1,5 +1,6 @@
-// 32 registers: 12 accumulators, 12 partial sums, the weights of a step and the masks that unpack them.
-#define TREADLE_TILE_ROWS 12
+// 32 registers: 10 accumulators, 10 partial sums, the weights of a step, the masks that unpack them and the
+// activations on their way. 12 rows fit too, but are slower.
+#define TREADLE_TILE_ROWS 10
 #define TREADLE_TWO_BYTE_ROWS 8
 #define TREADLE_VNNI
 

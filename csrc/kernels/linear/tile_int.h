@@ -171,6 +171,8 @@ void int_tile(const LinearTile& t) {
             const Float d = float_from_half(w);
             Int mins[kRows];
             if constexpr (f.min) sum_minimums<kFormat, kRows>(t, k, scales, mins);
+// Unasked, GCC 12 leaves this a loop from 10 rows on, and then keeps the sums in memory.
+#pragma GCC unroll 16
             for (int r = 0; r < kRows; ++r) {
                 float* out = t.out + r * t.out_stride;
                 const Float start = float_load(k == t.k_begin ? t.start + r * t.start_stride : out);
