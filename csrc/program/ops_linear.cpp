@@ -12,8 +12,8 @@ namespace {
 // at 12 GB/s, and a worker that loses its core delays the others by a chunk only.
 constexpr size_t kChunkBytes = size_t{64} << 10;
 constexpr int64_t kChunkPanels = 8;
-// Rows per chunk: four tiles. The panels of the chunk stay in L2 for all of them, and for the next chunk, which
-// has other rows. A block unpacks the weights once for all its rows.
+// Rows per chunk: four tiles. The panels of the chunk stay in L2 for all of them, and for the next chunk,
+// which has other rows. A block unpacks the weights once for all its rows.
 constexpr int64_t kChunkRows = 4 * kMaxTileRows, kBlockChunkRows = 4 * kChunkRows;
 // Range of K per pass: a tile's activations take at most 20 KiB of a 32 KiB L1, where all panels of the chunk
 // find them; the panels stream from L2.
