@@ -6,7 +6,7 @@
 To publish new numbers, put the JSON file that a benchmark wrote into benchmarks/results/ (or over an older
 one there) and run this. Files come from
 
-    benchmarks/peers/run.py --out          side by side with llama.cpp
+    benchmarks/peers/run.py --out          side by side with a peer
     benchmarks.serving.run --out           promises about serving
     treadle eval kl --json                 divergence from a reference
 
@@ -82,7 +82,7 @@ def peers_tables(results: Sequence[Result]) -> str:
     parts = []
     for result in results:
         title = f"**{_model(result)}**, {result.content['threads']} threads"
-        parts.append(f"{title}, {result.caption()}\n\n{peers.table(_measured(result))}")
+        parts.append(f"{title}, {result.caption()}\n\n{peers.table(_measured(result), _peer(result))}")
     return "\n\n".join(parts)
 
 
@@ -92,7 +92,7 @@ def peers_summary(results: Sequence[Result]) -> str:
     for result in sorted(results, key=lambda result: result.run.date):
         for entry in _measured(result):
             ours, peer = summarise(entry.ours).median, summarise(entry.peer).median
-            newest.setdefault(_model(result), {})[entry.case] = f"{ours:.1f} ({ours / peer:.2f} ×)"
+            newest.setdefault(_row(result), {})[entry.case] = f"{ours:.1f} ({ours / peer:.2f} ×)"
     cases = sorted({case for row in newest.values() for case in row}, key=_order)
     rows = [(model, *(row.get(case, "") for case in cases)) for model, row in sorted(newest.items())]
     return markdown_table(("token/s", *map(_in_words, cases)), rows)
@@ -149,6 +149,15 @@ def _model(result: Result) -> str:
     name = str(result.content["model"]).removesuffix(".gguf")
     isa = result.content.get("isa")
     return f"{name}, {isa} kernels" if isa else name
+
+
+def _peer(result: Result) -> str:
+    return next(name for name in result.run.versions if name != "treadle")
+
+
+def _row(result: Result) -> str:
+    peer = _peer(result)
+    return _model(result) if peer == "llama.cpp" else f"{_model(result)}, {peer}"
 
 
 def _measured(result: Result) -> list[peers.Measured]:

@@ -1,8 +1,10 @@
-"""Ours and llama.cpp side by side: same file, same threads, run alternately (A B A B), one table with ratios.
+"""Ours and a peer side by side: same file, same threads, run alternately (A B A B), one table with ratios.
 
     python benchmarks/peers/run.py MODEL.gguf --threads 2 --llama-bin /path/to/llama.cpp/bin
+    python benchmarks/peers/run.py MODEL.gguf --threads 2 --openvino FOLDER --openvino-python /path/to/bin/python
 
-Needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. Every run is a process of its
+llama.cpp needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. OpenVINO GenAI has no GGUF of
+4-bit groups of 128: FOLDER is a model of the same shape (genai_model.py), and the Python one that has it. Every run is a process of its
 own; TREADLE_ISA in the environment chooses our kernels. While it runs, CPU time that neither it nor its
 children use is counted as foreign: above 3 % the run is marked, and the whole comparison is refused at the
 start when the machine is not quiet (unless --noisy).
@@ -102,6 +104,8 @@ class Ours:
 class LlamaCpp:
     """llama.cpp's own benchmarks; several sequences at once need the second one."""
 
+    name = "llama.cpp"
+
     def __init__(self, folder: Path | None, model: Path, threads: int, steps: int) -> None:
         self._bench = find_program("llama-bench", folder)
         self._batched = find_program("llama-batched-bench", folder)
@@ -131,6 +135,28 @@ class LlamaCpp:
         return float(result["avg_ts"]), foreign
 
 
+class OpenVino:
+    """OpenVINO GenAI, by genai_bench.py in a Python that has it."""
+
+    name = "OpenVINO GenAI"
+
+    def __init__(self, python: str, folder: Path, threads: int, steps: int) -> None:
+        self._base = [python, str(Path(__file__).with_name("genai_bench.py")), str(folder)]
+        self._base += ["--threads", str(threads), "--steps", str(steps)]
+        self._version = "unknown"
+
+    def version(self) -> str:
+        """What it said of itself in the last run."""
+        return self._version
+
+    def measure(self, case: Case) -> tuple[float, float]:
+        """Token/s and the foreign share."""
+        output, foreign = run([*self._base, case.kind, str(case.tokens), "--batch", str(case.batch)])
+        result = json.loads(output.splitlines()[-1])
+        self._version = str(result["version"])
+        return float(result["tokens_per_s"]), foreign
+
+
 def find_program(name: str, folder: Path | None) -> str:
     """Path of a program in ``folder``, or in the PATH where none is given. Raises SystemExit when missing."""
     found = shutil.which(name, path=str(folder) if folder else None)
@@ -141,7 +167,7 @@ def find_program(name: str, folder: Path | None) -> str:
     return found
 
 
-def compare(ours: Ours, peer: LlamaCpp, cases: list[Case], rounds: int) -> list[Measured]:
+def compare(ours: Ours, peer: LlamaCpp | OpenVino, cases: list[Case], rounds: int) -> list[Measured]:
     """Each case ``rounds`` times: ours, theirs, ours, theirs."""
     measured = [Measured(case) for case in cases]
     for entry in measured:
@@ -155,23 +181,23 @@ def compare(ours: Ours, peer: LlamaCpp, cases: list[Case], rounds: int) -> list[
     return measured
 
 
-def table(measured: list[Measured]) -> str:
+def table(measured: list[Measured], peer: str) -> str:
     """Medians in token/s, their ratio, and the worst foreign share."""
     rows = []
     for entry in measured:
-        ours, peer = summarise(entry.ours), summarise(entry.peer)
+        ours, theirs = summarise(entry.ours), summarise(entry.peer)
         worst = max(entry.foreign)
         mark = " (noisy)" if worst > MOST_FOREIGN else ""
         rows.append(
             (
                 entry.case.title,
                 f"{ours.median:.1f} ±{100 * ours.spread:.0f} %",
-                f"{peer.median:.1f} ±{100 * peer.spread:.0f} %",
-                f"{ours.median / peer.median:.2f}",
+                f"{theirs.median:.1f} ±{100 * theirs.spread:.0f} %",
+                f"{ours.median / theirs.median:.2f}",
                 f"{100 * worst:.0f} %{mark}",
             )
         )
-    return markdown_table(("case", "Treadle token/s", "llama.cpp token/s", "ratio", "foreign CPU"), rows)
+    return markdown_table(("case", "Treadle token/s", f"{peer} token/s", "ratio", "foreign CPU"), rows)
 
 
 def numbers(text: str) -> list[int]:
@@ -185,6 +211,8 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=len(machine.threads()))
     parser.add_argument("--llama-bin", type=Path, help="folder with llama-bench and llama-batched-bench")
+    parser.add_argument("--openvino", type=Path, help="compare with OpenVINO GenAI; folder of its model")
+    parser.add_argument("--openvino-python", default=sys.executable, help="a Python that has openvino-genai")
     parser.add_argument(
         "--prefill", type=numbers, default=[128, 512, 2048], help="prompt lengths [128,512,2048]"
     )
@@ -197,7 +225,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32, help="decode steps per run [32]")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each engine per case [3]")
     parser.add_argument("--noisy", action="store_true", help="run although the machine is not quiet")
-    parser.add_argument("--peer-version", help="of llama.cpp, where its programs do not know [asked of them]")
+    parser.add_argument("--peer-version", help="of the peer, where it does not know [asked of it]")
     parser.add_argument("--out", type=Path, help="write OUT.md and OUT.json")
     options = parser.parse_args()
 
@@ -208,14 +236,18 @@ def main() -> None:
     cases += [Case("decode", context) for context in options.context]
     cases += [Case("decode", 1, batch) for batch in options.batch]
     ours = Ours(options.model, options.threads, options.steps)
-    peer = LlamaCpp(options.llama_bin, options.model, options.threads, options.steps)
+    peer: LlamaCpp | OpenVino
+    if options.openvino:
+        peer = OpenVino(options.openvino_python, options.openvino, options.threads, options.steps)
+    else:
+        peer = LlamaCpp(options.llama_bin, options.model, options.threads, options.steps)
     try:
         measured = compare(ours, peer, cases, options.rounds)
     except Failure as failure:
         raise SystemExit(str(failure)) from None
     title = f"{options.model.name}, {options.threads} threads, {cpu_model()}; "
     title += f"foreign CPU at the start {100 * others:.0f} %"
-    text = f"{title}\n\n{table(measured)}\n"
+    text = f"{title}\n\n{table(measured, peer.name)}\n"
     print(text)
     if options.out:
         Path(f"{options.out}.md").write_text(text, encoding="utf-8")
@@ -224,7 +256,7 @@ def main() -> None:
             "model": options.model.name,
             "threads": options.threads,
             "isa": os.environ.get("TREADLE_ISA"),
-            "run": msgspec.to_builtins(provenance({"llama.cpp": options.peer_version or peer.version()})),
+            "run": msgspec.to_builtins(provenance({peer.name: options.peer_version or peer.version()})),
             "cases": [asdict(entry) for entry in measured],
         }
         Path(f"{options.out}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The side-by-side runner, with stand-ins for llama.cpp's programs."""
+"""The side-by-side runner, with stand-ins for the programs of its peers."""
 
 from __future__ import annotations
 
@@ -50,6 +50,23 @@ def test_llama_cpp_is_asked_for_the_same_work(peers: ModuleType, llama_bin: Path
     assert batch.endswith("-c 180 -npp 1 -ntg 8 -npl 20 --output-format jsonl")
 
 
+def test_openvino_is_asked_for_the_same_work(peers: ModuleType, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/log\n'
+        """printf 'noise\n{"version": "2026.4", "tokens_per_s": 90.5}\n'""",
+        encoding="utf-8",
+    )
+    python.chmod(0o755)
+    peer = peers.OpenVino(str(python), Path("folder"), threads=2, steps=8)
+    assert peer.measure(peers.Case("prefill", 512))[0] == 90.5
+    assert peer.measure(peers.Case("decode", 1, 20))[0] == 90.5
+    assert peer.version() == "2026.4"
+    prefill, batch = (tmp_path / "log").read_text().splitlines()
+    assert prefill.endswith("genai_bench.py folder --threads 2 --steps 8 prefill 512 --batch 1")
+    assert batch.endswith("genai_bench.py folder --threads 2 --steps 8 decode 1 --batch 20")
+
+
 def test_rounds_alternate_and_the_table_has_ratios(peers: ModuleType) -> None:
     calls: list[str] = []
 
@@ -65,8 +82,8 @@ def test_rounds_alternate_and_the_table_has_ratios(peers: ModuleType) -> None:
         Engine("a", 300.0, 0.0), Engine("b", 100.0, 0.2), [peers.Case("prefill", 512)], 2
     )
     assert calls == ["a", "b", "a", "b"]
-    table = peers.table(measured)
-    assert "3.00" in table and "20 % (noisy)" in table
+    table = peers.table(measured, "b")
+    assert "| b token/s |" in table and "3.00" in table and "20 % (noisy)" in table
     json.dumps([peers.asdict(entry) for entry in measured])
 
 

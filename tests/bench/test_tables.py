@@ -73,6 +73,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "a-peers": peers(50.0),
         "b-peers": peers(75.0, "2027-01-01T03:04Z"),
         "c-peers": peers(40.0) | {"isa": "avx2"},
+        "d-peers": peers(30.0) | {"run": RUN | {"versions": {"treadle": "1.0", "OpenVINO GenAI": "2026.4"}}},
         "serving": {"model": "m-q4.gguf", "threads": 2, "run": RUN, "bars": bars},
         "kl": ACCURACY,
     }
@@ -108,6 +109,7 @@ def test_tables_say_what_the_results_say(project: Path, monkeypatch: pytest.Monk
     assert rows(readme) == [
         ["token/s", "prefill 512", "decode", "decode 20 at once"],
         ["m-q4", "300.0 (3.00 ×)", "20.0 (1.00 ×)", "50.0 (2.00 ×)"],  # of the newer run
+        ["m-q4, OpenVINO GenAI", "300.0 (3.00 ×)", "20.0 (1.00 ×)", "30.0 (1.20 ×)"],
         ["m-q4, avx2 kernels", "300.0 (3.00 ×)", "20.0 (1.00 ×)", "40.0 (1.60 ×)"],
     ]
     full = (project / "docs" / "performance.md").read_text(encoding="utf-8")
