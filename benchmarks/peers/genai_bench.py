@@ -3,8 +3,8 @@
     python benchmarks/peers/genai_bench.py FOLDER prefill 512
     python benchmarks/peers/genai_bench.py FOLDER decode 1 --batch 20
 
-Runs in a Python that has `openvino-genai`, which need not be ours. FOLDER is what genai_model.py wrote, or any
-other model in OpenVINO's format.
+Runs in a Python that has `openvino-genai`, which need not be ours. FOLDER is what genai_model.py wrote, or
+any other model in OpenVINO's format.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A model with random weights at the shape of DeepSeek-R1-Distill-Qwen-1.5B for OpenVINO: int4 in groups of 128.
+"""DeepSeek-R1-Distill-Qwen-1.5B with random weights for OpenVINO: int4 in groups of 128.
 
     python benchmarks/peers/genai_model.py FOLDER
 
-Runs in a Python of its own that has `optimum-intel`, `nncf`, `openvino-genai` and `torch`, without `torchvision`.
-Compression is optimum's default for int4 (a zero point per group), embedding and output matrix in int8.
+Runs in a Python of its own that has `optimum-intel`, `nncf`, `openvino-genai` and `torch`, without
+`torchvision`. Compression is optimum's default for int4 (a zero point per group), embedding and output matrix in int8.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Ours and a peer side by side: same file, same threads, run alternately (A B A B), one table with ratios.
 
     python benchmarks/peers/run.py MODEL.gguf --threads 2 --llama-bin /path/to/llama.cpp/bin
-    python benchmarks/peers/run.py MODEL.gguf --threads 2 --openvino FOLDER --openvino-python /path/to/bin/python
+    python benchmarks/peers/run.py MODEL.gguf --openvino FOLDER --openvino-python genai/bin/python
 
-llama.cpp needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. OpenVINO GenAI has no GGUF of
-4-bit groups of 128: FOLDER is a model of the same shape (genai_model.py), and the Python one that has it. Every run is a process of its
-own; TREADLE_ISA in the environment chooses our kernels. While it runs, CPU time that neither it nor its
-children use is counted as foreign: above 3 % the run is marked, and the whole comparison is refused at the
-start when the machine is not quiet (unless --noisy).
+llama.cpp needs `llama-bench` and `llama-batched-bench`, from --llama-bin or the PATH. OpenVINO GenAI reads no
+GGUF with groups of 128: FOLDER is a model of the same shape (genai_model.py), and the Python one that has it.
+Every run is a process of its own; TREADLE_ISA in the environment chooses our kernels. While it runs, CPU time
+that neither it nor its children use is counted as foreign: above 3 % the run is marked, and the whole
+comparison is refused at the start when the machine is not quiet (unless --noisy).
 """
 
 from __future__ import annotations
