@@ -3,8 +3,8 @@
     python benchmarks/peers/genai_model.py FOLDER
 
 Runs in a Python of its own that has `optimum-intel`, `nncf`, `openvino-genai` and `torch`, without
-`torchvision`. Compression is optimum's default for int4 (a zero point per group); the embedding and the output
-matrix become int8.
+`torchvision`. Compression is optimum's default for int4 (a zero point per group); the embedding and the
+output matrix become int8.
 """
 
 from __future__ import annotations
