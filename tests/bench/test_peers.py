@@ -83,7 +83,7 @@ def test_rounds_alternate_and_the_table_has_ratios(peers: ModuleType) -> None:
     )
     assert calls == ["a", "b", "a", "b"]
     table = peers.table(measured, "b")
-    assert "| b token/s |" in table and "3.00" in table and "20 % (noisy)" in table
+    assert " b token/s |" in table and "3.00" in table and "20 % (noisy)" in table
     json.dumps([peers.asdict(entry) for entry in measured])
 
 
