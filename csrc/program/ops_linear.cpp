@@ -69,28 +69,30 @@ void LinearOp::multiply(const LinearPart& part, const Range& range, const Target
     t.k = matrix.cols;
     t.x_stride = x_.stride();
     t.out_stride = to.out_stride;
-    const auto multiply_tile = [&](int64_t pass, int64_t i, int64_t panel) {
-        t.panel = matrix.panel(range.panel_begin + panel);
+    if (block) part.block.configure(rows);
+    for (int64_t pass = 0; pass < passes; ++pass) {
         t.k_begin = pass * kPassK;
         t.k_end = std::min(t.k_begin + kPassK, matrix.cols);
-        const int64_t begin = rows * i / tiles, end = rows * (i + 1) / tiles;
-        if (integers)
-            t.a = x.from_row(begin);
-        else if (part.form == Form::bf16)
-            t.x_bf16 = x_.bf16_row(range.row_begin + begin);
-        else
-            t.x = x_.row(range.row_begin + begin);
-        t.prefetch = i == 0;  // the next tiles find the weights in L2
-        t.out = to.out + panel * to.out_panel + begin * to.out_stride;
-        t.start = pass > 0 ? t.out : to.start + panel * to.start_panel + begin * to.start_stride;
         t.start_stride = pass > 0 ? to.out_stride : to.start_stride;
-        t.rows = end - begin;
-        (block ? part.block.run : part.tile[t.rows - 1])(t);
-    };
-    if (block) part.block.configure(rows);
-    for (int64_t pass = 0; pass < passes; ++pass)
-        for (int64_t i = 0; i < tiles; ++i)
-            for (int64_t panel = 0; panel < panels; ++panel) multiply_tile(pass, i, panel);
+        for (int64_t i = 0; i < tiles; ++i) {
+            const int64_t begin = rows * i / tiles;
+            if (integers)
+                t.a = x.from_row(begin);
+            else if (part.form == Form::bf16)
+                t.x_bf16 = x_.bf16_row(range.row_begin + begin);
+            else
+                t.x = x_.row(range.row_begin + begin);
+            t.rows = rows * (i + 1) / tiles - begin;
+            t.prefetch = i == 0;  // the next tiles find the weights in L2
+            const LinearKernel kernel = block ? part.block.run : part.tile[t.rows - 1];
+            for (int64_t panel = 0; panel < panels; ++panel) {
+                t.panel = matrix.panel(range.panel_begin + panel);
+                t.out = to.out + panel * to.out_panel + begin * to.out_stride;
+                t.start = pass > 0 ? t.out : to.start + panel * to.start_panel + begin * to.start_stride;
+                kernel(t);
+            }
+        }
+    }
     if (block) part.block.release();
 }
 
