@@ -160,7 +160,11 @@ class User:
         return "complete"
 
     async def _send(self, payload: bytes, length: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await send(self._url, "/v1/chat/completions", payload, length)
+        host, _, port = self._url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + payload)
+        return reader, writer
 
     def _reset(self, writer: asyncio.StreamWriter) -> bool:
         """Make the close to come a reset, every second time."""
@@ -225,31 +229,16 @@ class User:
         return "cut"
 
 
-async def send(
-    url: str, path: str, payload: bytes, length: int
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Begin a request whose body is said to have ``length`` bytes."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n"
-    writer.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + payload)
-    return reader, writer
-
-
 async def meet_words(url: str) -> None:
     """Show the tokenizer more words than it remembers, and every token: its tables are full from now on."""
     rng = random.Random(1)
     new = ["".join(rng.choices(string.ascii_lowercase, k=rng.randrange(3, 12))) for _ in range(20_000)]
-    bodies: list[tuple[str, dict[str, Any]]] = []
-    bodies += (("/tokenize", {"prompt": " ".join(new[i : i + 100])}) for i in range(0, len(new), 100))
-    bodies += (("/detokenize", {"tokens": list(range(i, i + 1024))}) for i in range(0, 48 * 1024, 1024))
-    for path, body in bodies:
-        payload = json.dumps(body).encode()
-        reader, writer = await send(url, path, payload, len(payload))
-        status = (await reader.read()).split(b" ", 2)[1]
-        writer.close()
-        if status != b"200":
-            raise HttpError(f"{path}: HTTP {status.decode()}")
+    connection = Connection(url)
+    for i in range(0, len(new), 100):
+        await connection.post("/tokenize", {"prompt": " ".join(new[i : i + 100])})
+    for i in range(0, 48 * 1024, 1024):
+        await connection.post("/detokenize", {"tokens": list(range(i, i + 1024))})
+    await connection.close()
 
 
 async def metrics(url: str) -> dict[str, float]:

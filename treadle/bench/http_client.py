@@ -46,10 +46,12 @@ class Connection:
             self._streams = None
 
     async def get(self, path: str) -> Any:
-        """The decoded JSON answer to a GET."""
-        async with aclosing(self._exchange("GET", path, b"")) as pieces:
-            body = b"".join([piece async for piece in pieces])
-        return msgspec.json.decode(body)
+        """The decoded JSON answer to a GET. Raises as ``events``."""
+        return await self._whole("GET", path, b"")
+
+    async def post(self, path: str, body: object) -> Any:
+        """The decoded JSON answer to ``body`` as JSON. Raises as ``events``."""
+        return await self._whole("POST", path, msgspec.json.encode(body))
 
     async def events(self, path: str, body: object) -> AsyncGenerator[Any, None]:
         """Posts ``body`` as JSON and yields the decoded ``data:`` of each server-sent event but ``[DONE]``.
@@ -65,6 +67,11 @@ class Connection:
                     data = line.removeprefix(b"data:").strip()
                     if line.startswith(b"data:") and data != b"[DONE]":
                         yield msgspec.json.decode(data)
+
+    async def _whole(self, method: str, path: str, body: bytes) -> Any:
+        async with aclosing(self._exchange(method, path, body)) as pieces:
+            answer = b"".join([piece async for piece in pieces])
+        return msgspec.json.decode(answer)
 
     async def _exchange(self, method: str, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
         """Sends one request and yields the pieces of the answer's body."""
