@@ -1,8 +1,8 @@
 """DeepSeek-R1-Distill-Qwen-1.5B with random weights for OpenVINO: int4 in groups of 128.
 
-    python benchmarks/peers/genai_model.py FOLDER
+    python -m benchmarks.peers.genai_model FOLDER
 
-Runs in a Python of its own that has `optimum-intel`, `nncf`, `openvino-genai` and `torch`, without
+Runs in a Python of its own that has `optimum-intel`, `nncf`, `openvino-genai`, `torch` and `msgspec`, without
 `torchvision`. Compression is optimum's default for int4 (a zero point per group); the embedding and the
 output matrix become int8.
 """
@@ -18,16 +18,19 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from treadle.bench.shapes import find_shape
+
+SHAPE = find_shape("r1-distill-qwen-1.5b")
 CONFIG = Qwen2Config(
-    vocab_size=151936,
-    hidden_size=1536,
-    intermediate_size=8960,
-    num_hidden_layers=28,
-    num_attention_heads=12,
-    num_key_value_heads=2,
-    max_position_embeddings=131072,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
+    vocab_size=SHAPE.vocab,
+    hidden_size=SHAPE.hidden,
+    intermediate_size=SHAPE.intermediate,
+    num_hidden_layers=SHAPE.layers,
+    num_attention_heads=SHAPE.heads,
+    num_key_value_heads=SHAPE.kv_heads,
+    max_position_embeddings=SHAPE.context,
+    rms_norm_eps=SHAPE.rms_eps,
+    tie_word_embeddings=SHAPE.tied,
     bos_token_id=1,
     eos_token_id=2,
 )
